@@ -153,7 +153,7 @@ began = time.perf_counter()
 from reelworks.training.coverage import clip_history
 from reelworks.core import results
 from reelworks.data.run.folder import RunFolder
-(epoch,) = clip_history.cover(RunFolder(Path(sys.argv[1]))).epochs
+(epoch,) = clip_history.counts(RunFolder(Path(sys.argv[1]))).epochs
 seconds = time.perf_counter() - began
 # Of this process alone: what getrusage tells is inherited from the process that started it.
 status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()

@@ -41,8 +41,8 @@ def coverage(
     from reelworks.data.run.folder import RunFolder
     from reelworks.training.coverage import clip_history
 
-    history = clip_history.cover(RunFolder(run))
     selected = never_trained or clip is not None
+    history = clip_history.cover(RunFolder(run), clip) if selected or json else clip_history.counts(RunFolder(run))
     report = history.report(history.places(never_trained=never_trained, clip=clip) if selected or json else [])
     show.json(report) if json else _print_coverage(report, has_copies=bool(history.copy.any()))
     if never_trained and not json and (unknown := history.maybe_trained()):

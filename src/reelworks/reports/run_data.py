@@ -77,7 +77,7 @@ def load(run: RunFolder) -> RunData:
                 continue
             last = []
         valid.append(event)
-    return of_events(run, every, valid + last, clip_history.cover(run).epochs, total, written - left)
+    return of_events(run, every, valid + last, clip_history.counts(run).epochs, total, written - left)
 
 
 def of_events(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import weakref
 from collections import defaultdict
 from dataclasses import replace
 
@@ -533,7 +534,7 @@ def test_a_run_may_have_more_copies_of_catalogs_than_fit_into_a_byte(told):
     """Each start whose catalog was made anew adds one."""
     told.epoch(0)
     (named,) = clip_history.cover(told.run).named
-    clips = clip_history._Clips.number([named] * 300, [])
+    clips = clip_history._Clips.number([clip_history._Rows(named)] * 300)
     assert (len(clips), set(clips.catalog)) == (7, {299})
 
 
@@ -559,6 +560,30 @@ def test_failures_are_marked_without_a_look_at_all_clips_for_each(told, monkeypa
     (epoch,) = clip_history.cover(told.run).epochs
     assert epoch.counts == {"failed": 7}
     assert len(looks) == 1
+
+
+def test_the_account_holds_the_records_of_one_epoch_at_a_time(told, monkeypatch):
+    """And of the clips only those that were asked for."""
+    for number in range(6):
+        told.epoch(number)
+    held, most, read = [], [], records.read
+
+    def watched(*asked):
+        record = read(*asked)
+        held.append(weakref.ref(record))
+        most.append(sum(one() is not None for one in held))
+        return record
+
+    whole = clip_history.cover(told.run)
+    monkeypatch.setattr(records, "read", watched)
+    counted = clip_history.counts(told.run)
+    assert max(most) <= 3  # beside the last one, which is read once
+    assert results.as_json(counted.epochs) == results.as_json(whole.epochs)
+    assert {epoch.state.nbytes + epoch.step.nbytes for epoch in counted.epochs} == {0}
+    (place,) = whole.places(clip="3.png")
+    one = clip_history.cover(told.run, "3.png")
+    assert {len(epoch.state) for epoch in one.epochs} == {1}
+    assert one.report(one.places(clip="3.png")).clips == whole.report([place]).clips
 
 
 def test_an_alias_names_the_clip_that_it_was(told, tmp_path):

@@ -122,7 +122,7 @@ def coverage(run: RunFolder) -> list[Json]:
 
 @lru_cache(maxsize=16)
 def _coverage(path: str, _: FileStatus) -> list[Json]:
-    epochs = clip_history.cover(RunFolder(Path(path))).epochs
+    epochs = clip_history.counts(RunFolder(Path(path))).epochs
     return [results.as_json(run_facts.coverage_row(epoch)) for epoch in reversed(epochs)]
 
 

@@ -7,6 +7,8 @@ record is missing is reported as lost.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,44 +18,72 @@ from numpy.typing import NDArray
 
 from reelworks.core import blocks, results
 from reelworks.data.buckets.assign import Reason
+from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.loader import segment_record
 from reelworks.data.run import history, records
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.run.history import Epoch
-from reelworks.data.run.records import Outcome, Record, RecordError
+from reelworks.data.run.records import About, Outcome, Record, RecordError
 from reelworks.data.schedule.cursor import Aliases
-from reelworks.training.coverage.coverage import LABELS, Coverage, EpochCoverage, Lost, NamedCatalog, Notes, State
+from reelworks.training.coverage.coverage import (
+    LABELS,
+    Coverage,
+    EpochCoverage,
+    Lost,
+    NamedCatalog,
+    Notes,
+    State,
+    named_clips,
+)
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
+Mask = NDArray[np.bool_]
 _STATES = {**{r.label: int(r) for r in Reason}, **{s.label: int(s) for s in State}}
 
 
-def cover(run: RunFolder) -> Coverage:
-    """Return the state of every clip of a run in every epoch so far."""
+def cover(run: RunFolder, clip: str | None = None) -> Coverage:
+    """Return the state of every clip of a run in every epoch so far, or of those alone that `Coverage.places` finds."""
     run.info()
-    return _cover(run, history.epochs(run))
+    return _cover(run, history.epochs(run), lambda key, named: named_clips(key, named, clip))
+
+
+def counts(run: RunFolder) -> Coverage:
+    """Return the account of every epoch so far without the states of clips."""
+    run.info()
+    return _cover(run, history.epochs(run), _none)
 
 
 def totals(run: RunFolder, data_restarts: int, epoch: int) -> dict[str, Any]:
     """Return the totals of one epoch, to store when its records are removed."""
-    for coverage in _cover(run, history.epochs(run, (data_restarts, epoch))).epochs:
+    for coverage in _cover(run, history.epochs(run, (data_restarts, epoch)), _none).epochs:
         return {k: v for k, v in results.as_json(coverage).items() if k != "pruned"}
     return {"planned": 0, "counts": {}, "done": False}
 
 
-def _cover(run: RunFolder, begun: list[Epoch]) -> Coverage:
-    catalogs = _Catalogs(run)
-    pruned = records.pruned(run)
-    segments = [{} if (e.data_restarts, e.epoch) in pruned else _segments(run, e, catalogs) for e in begun]
-    recorded = [s for by_number in segments for s in by_number.values() if isinstance(s, _Segment)]
-    clips = _Clips.number(catalogs.named, recorded)
+def _none(key: U64, named: list[NamedCatalog]) -> Mask:
+    return np.zeros(len(key), dtype=np.bool_)
+
+
+def _cover(run: RunFolder, begun: list[Epoch], choose: Callable[[U64, list[NamedCatalog]], Mask]) -> Coverage:
+    """Account for every clip, and keep the states of those that are chosen by their keys; records of one epoch are held at once."""
+    catalogs, pruned = _Catalogs(run), records.pruned(run)
+    segments = list[dict[int, _Segment | Lost]]()
+    for e in begun:
+        is_pruned, is_last = (e.data_restarts, e.epoch) in pruned, e is begun[-1]
+        segments.append({} if is_pruned else _segments(run, e, catalogs, hold=is_last))
+    clips = _Clips.number(catalogs.rows)
+    chosen = np.flatnonzero(choose(clips.key, catalogs.named))
     epochs = []
     for epoch, by_number in zip(begun, segments, strict=True):
         totals = pruned.get((epoch.data_restarts, epoch.epoch))
-        account = _Account(epoch, clips, catalogs.named)
-        epochs.append(_pruned(epoch, clips, totals) if totals else account.build(by_number))
-    return Coverage(clips.key, clips.copy, epochs, catalogs.named, clips.catalog, clips.ordinal)
+        if totals is None:
+            whole = _Account(epoch, clips, catalogs.named).build(_read_again(run, epoch, by_number))
+        else:
+            whole = _pruned(epoch, clips, totals)
+        epochs.append(whole.of(chosen))
+    columns = (column[chosen] for column in (clips.catalog, clips.ordinal))
+    return Coverage(clips.key[chosen], clips.copy[chosen], epochs, catalogs.named, *columns)
 
 
 def _pruned(epoch: Epoch, clips: _Clips, totals: dict[str, Any]) -> EpochCoverage:
@@ -66,15 +96,16 @@ def _pruned(epoch: Epoch, clips: _Clips, totals: dict[str, Any]) -> EpochCoverag
 
 @dataclass(frozen=True)
 class _Segment:
-    """A segment's record, the index of its catalog, and how far the segment went."""
+    """The metadata of a segment's record, the index of its catalog, how far the segment went, and the record while it is held."""
 
-    record: Record
+    about: About
     catalog: int
     outcome: Outcome
+    record: Record | None = None
 
 
-def _segments(run: RunFolder, epoch: Epoch, catalogs: _Catalogs) -> dict[int, _Segment | Lost]:
-    """Read the records of an epoch's segments that trained something or are under way."""
+def _segments(run: RunFolder, epoch: Epoch, catalogs: _Catalogs, *, hold: bool) -> dict[int, _Segment | Lost]:
+    """Find the records of an epoch's segments that trained something or are under way."""
     segments: dict[int, _Segment | Lost] = {}
     for number in sorted(epoch.plans):
         key = epoch.data_restarts, epoch.epoch, number
@@ -85,36 +116,86 @@ def _segments(run: RunFolder, epoch: Epoch, catalogs: _Catalogs) -> dict[int, _S
             num_steps = max((step.plan_step + 1 for step in epoch.steps.get(number, [])), default=0)
             outcome = records.read_outcome(run, record.about.key) or epoch.outcome(number, num_steps)
         except RecordError as missing:
-            steps = epoch.steps.get(number, [])
-            failed = sum(len(epoch.first_failures(s.step)) for s in steps)
-            trained = sum(s.clips for s in steps if s.applied)
-            segments[number] = Lost(number, str(missing), len(steps), trained, failed)
-            continue
-        segments[number] = _Segment(record, catalog, outcome)
+            segments[number] = _lost(epoch, number, missing)
+        else:
+            segments[number] = _Segment(record.about, catalog, outcome, record if hold else None)
+            catalogs.rows[catalog].take_in(record, next(catalogs.count))
     return segments
+
+
+def _read_again(run: RunFolder, epoch: Epoch, segments: dict[int, _Segment | Lost]) -> dict[int, _Segment | Lost]:
+    """Return segments with their records, which training may have replaced or removed meanwhile."""
+    held = dict(segments)
+    for number, segment in segments.items():
+        if isinstance(segment, _Segment) and segment.record is None:
+            try:
+                record = records.read(run, segment.about.key)
+                if record.about != segment.about:
+                    raise RecordError("it was written anew meanwhile")
+                held[number] = replace(segment, record=record)
+            except RecordError as missing:
+                held[number] = _lost(epoch, number, missing)
+    return held
+
+
+def _lost(epoch: Epoch, number: int, why: RecordError) -> Lost:
+    steps = epoch.steps.get(number, [])
+    failed = sum(len(epoch.first_failures(s.step)) for s in steps)
+    trained = sum(s.clips for s in steps if s.applied)
+    return Lost(number, str(why), len(steps), trained, failed)
+
+
+class _Rows:
+    """A copy of a catalog, and of each row the number of its copies, and the number of the last record that has it, or -1."""
+
+    def __init__(self, named: NamedCatalog) -> None:
+        self.named = named
+        self.copies = np.ones(len(named.uids), np.int32)
+        self.latest = np.full(len(named.uids), -1, np.int32)
+
+    def grow(self, catalog: Catalog) -> None:
+        """Go on to a later version of the catalog."""
+        grown = _Rows(NamedCatalog(catalog, self.named.aliases, catalog.uids()))
+        grown.copies[: len(self.copies)], grown.latest[: len(self.latest)] = self.copies, self.latest
+        vars(self).update(vars(grown))
+
+    def take_in(self, record: Record, number: int) -> None:
+        """Note what a record tells of its rows."""
+        for copy, rows in ((record.copy, record.ordinal), (record.other_copy, record.other_ordinal)):
+            self.latest[rows] = number
+            several = np.flatnonzero(copy)
+            np.maximum.at(self.copies, rows[several], copy[several].astype(np.int32) + 1)
 
 
 @dataclass
 class _Catalogs:
-    """A run's copies of catalogs, opened once each."""
+    """A run's copies of catalogs, opened once each, with what the records tell of their rows."""
 
     run: RunFolder
-    _by_name: dict[str, NamedCatalog] = field(default_factory=dict)
+    count: Iterator[int] = field(default_factory=itertools.count)  # of records
+    _by_name: dict[str, _Rows] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> list[_Rows]:
+        return list(self._by_name.values())
 
     @property
     def named(self) -> list[NamedCatalog]:
-        return list(self._by_name.values())
+        return [rows.named for rows in self.rows]
 
     def number_of(self, record: Record) -> int:
         """Return the index of a record's catalog."""
         about = record.about
         known = self._by_name.get(about.catalog)
-        aliases = known.aliases if known else Aliases()
-        if known is None or known.catalog.version < about.catalog_version:
+        if known is None or known.named.catalog.version < about.catalog_version:
             catalog = segment_record.recorded_catalog(self.run, about)
-            known = NamedCatalog(catalog, aliases, catalog.uids())
+            if known is None:
+                known = _Rows(NamedCatalog(catalog, Aliases(), catalog.uids()))
+            else:
+                known.grow(catalog)
         if len(record.alias_ordinal):
-            known = replace(known, aliases=aliases.with_more(record.alias_ordinal, record.alias_key))
+            aliases = known.named.aliases.with_more(record.alias_ordinal, record.alias_key)
+            known.named = replace(known.named, aliases=aliases)
         self._by_name[about.catalog] = known
         return list(self._by_name).index(about.catalog)
 
@@ -134,14 +215,14 @@ class _Clips:
         return len(self.key)
 
     @classmethod
-    def number(cls, named: list[NamedCatalog], segments: list[_Segment]) -> _Clips:
+    def number(cls, catalogs: list[_Rows]) -> _Clips:
         """Number the clips of catalogs; rows with the same key are one clip."""
         key = np.zeros(0, np.uint64)
         catalog, ordinal = np.zeros(0, np.int32), np.zeros(0, np.int64)
         clip_of = []
-        for i, catalog_i in enumerate(named):
-            rows = np.arange(len(catalog_i.uids))
-            keys = catalog_i.aliases.keys(rows, catalog_i.uids)
+        for i, catalog_i in enumerate(catalogs):
+            rows = np.arange(len(catalog_i.named.uids))
+            keys = catalog_i.named.aliases.keys(rows, catalog_i.named.uids)
             mine = _among(key, keys)
             new = np.flatnonzero(mine < 0)
             _, first, same = np.unique(keys[new], return_index=True, return_inverse=True)
@@ -151,15 +232,14 @@ class _Clips:
             catalog, ordinal = (np.resize(column, len(key)) for column in (catalog, ordinal))
             catalog[mine], ordinal[mine] = i, rows  # of several rows of a clip, the last
             clip_of.append(mine)
-        copies = np.ones(len(key), dtype=np.int64)
-        for s in segments:
-            r = s.record
-            for copy, rows in ((r.copy, r.ordinal), (r.other_copy, r.other_ordinal)):
-                # An abandoned start may have scanned a later row, and whose clip that was only its record told.
-                clips = clip_of[s.catalog][rows]
-                catalog[clips], ordinal[clips] = s.catalog, rows
-                several = np.flatnonzero(copy)
-                np.maximum.at(copies, clip_of[s.catalog][rows[several]], copy[several] + 1)
+        copies, latest = np.ones(len(key), dtype=np.int64), np.full(len(key), -1, dtype=np.int32)
+        for rows_of, clips in zip(catalogs, clip_of, strict=True):
+            np.maximum.at(copies, clips, rows_of.copies)
+            np.maximum.at(latest, clips, rows_of.latest)
+        for i, (rows_of, clips) in enumerate(zip(catalogs, clip_of, strict=True)):
+            # An abandoned start may have scanned a later row, and whose clip that was only its record told.
+            rows = np.flatnonzero((rows_of.latest >= 0) & (rows_of.latest == latest[clips]))
+            catalog[clips[rows]], ordinal[clips[rows]] = i, rows
         first = np.cumsum(copies) - copies
         if int(copies.max(initial=1)) == 1:
             return cls(key, np.zeros(len(key), np.int64), catalog, ordinal, clip_of, first)
@@ -209,7 +289,7 @@ class _Account:
                 self._add(number, segment, none_lost=not any(gap.segment < number for gap in lost))
         now, done = self.epoch, self.epoch.ended is not None
         if isinstance(last := segments.get(now.segment), _Segment):
-            done = last.outcome.steps >= last.record.about.steps
+            done = last.outcome.steps >= last.about.steps
         numbers = np.bincount(self.state)[: State.ABSENT].tolist()
         counts = {LABELS[state]: number for state, number in enumerate(numbers) if number}
         planned = self.planned + counts.get(State.NOT_YET.label, 0)
@@ -251,6 +331,7 @@ class _Account:
     def _add(self, number: int, segment: _Segment, *, none_lost: bool) -> None:
         """Add a segment: clips that left, clips that it leaves out and why, and clips that its steps consumed."""
         record, open_ = segment.record, self.step == 0
+        assert record is not None
         first = record.is_first_use
         uses = record.ordinal[first], record.copy[first]
         at = self.clips.find(segment.catalog, *uses)
@@ -264,7 +345,7 @@ class _Account:
         free = open_[others]
         reason = codes[record.other_reason]
         self.state[others[free]] = reason[free]
-        self._note(segment, others, reason)
+        self._note(segment.catalog, record, others, reason)
         if none_lost and (unknown := int((record.consumed & free).sum())):
             what = f"{unknown} clips are marked as consumed earlier in the epoch, but no record has them"
             self._problem(number, what)
@@ -276,15 +357,15 @@ class _Account:
         self.state[at] = np.where(open_[at], State.NOT_YET, self.state[at])
         self._take(number, segment, at, uses, record.step_of_place()[first])
 
-    def _note(self, segment: _Segment, others: I64, reason: NDArray[np.int8]) -> None:
+    def _note(self, catalog: int, record: Record, others: I64, reason: NDArray[np.int8]) -> None:
         """Keep what a record notes about the reasons of clips, as long as they are not consumed."""
         of_duplicates = np.isin(reason, [kind for kind in Reason if kind.is_duplicate])
-        noted = np.flatnonzero(segment.record.other_note.is_valid().to_numpy() | of_duplicates)
+        noted = np.flatnonzero(record.other_note.is_valid().to_numpy() | of_duplicates)
         noted = noted[np.argsort(others[noted], kind="stable")]
         if len(noted):
-            note = segment.record.other_note.combine_chunks().take(pa.array(noted))
-            ordinal, stand = segment.record.other_ordinal[noted], segment.record.other_nearest[noted]
-            self.notes.append(Notes(others[noted], reason[noted], segment.catalog, ordinal, stand, note))
+            note = record.other_note.combine_chunks().take(pa.array(noted))
+            ordinal, stand = record.other_ordinal[noted], record.other_nearest[noted]
+            self.notes.append(Notes(others[noted], reason[noted], catalog, ordinal, stand, note))
 
     def _leave(self, gone: I64, segment: _Segment, alive: NDArray[np.bool_]) -> None:
         """Set why clips that were not consumed have left the epoch."""
@@ -292,14 +373,14 @@ class _Account:
             return
         same_clip = _among(self.clips.key[alive], self.clips.key[gone]) >= 0
         self.state[gone] = np.where(same_clip, State.FEWER_REPEATS, State.REMOVED)
-        left, datasets = gone[~same_clip], segment.record.about.datasets
+        left, datasets = gone[~same_clip], segment.about.datasets
         for i in np.unique(self.catalog[left]):
             mine = left[self.catalog[left] == i]
             other = [name not in datasets for name in self.named[i].datasets(self.ordinal[mine])]
             self.state[mine[np.array(other, dtype=np.bool_)]] = State.DATASET_REMOVED
 
     def _take(self, number: int, segment: _Segment, at: I64, uses: tuple[I64, I64], plan_step: I64) -> None:
-        about, outcome = segment.record.about, segment.outcome
+        about, outcome = segment.about, segment.outcome
         done = plan_step < outcome.steps
         skipped = np.isin(plan_step[done], np.array(outcome.skipped, dtype=np.int64))
         self.state[at[done]] = np.where(skipped, State.SKIPPED, State.TRAINED)
@@ -320,7 +401,7 @@ class _Account:
         self._compare_steps(number, segment, plan_step[done])
 
     def _compare_steps(self, number: int, segment: _Segment, plan_step: I64) -> None:
-        about, outcome = segment.record.about, segment.outcome
+        about, outcome = segment.about, segment.outcome
         expected = np.bincount(plan_step, minlength=about.steps)
         np.subtract.at(expected, np.array([f.plan_step for f in outcome.failures], dtype=np.int64), 1)
         for step in self.epoch.steps.get(number, []):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, ClassVar
@@ -131,6 +131,13 @@ class EpochCoverage:
         parts = sum(self.number(state) for state in (*_CONSUMED, State.NOT_YET))
         return self.available and not self.problems and self.planned == parts
 
+    def of(self, places: I64) -> EpochCoverage:
+        """Return the epoch for some of the clips, by ascending places."""
+        number = {place: i for i, place in enumerate(places.tolist())} if self.failures else {}
+        failures = {number[place]: why for place, why in self.failures.items() if place in number}
+        notes = [some for notes in self.notes if len((some := notes.of(places)).place)]
+        return replace(self, state=self.state[places], step=self.step[places], failures=failures, notes=notes)
+
     def clip(self, place: int, detail: str | None = None) -> ClipEpoch:
         """Return the state of one clip; `detail` is of `details`."""
         label, step = LABELS[int(self.state[place])], int(self.step[place])
@@ -161,6 +168,14 @@ class Notes:
     ordinal: I64
     stand: NDArray[np.int32]
     note: Any
+
+    def of(self, places: I64) -> Notes:
+        """Return the notes about some of the clips, by ascending places."""
+        at = np.flatnonzero(np.isin(self.place, places))
+        columns = (column[at] for column in (self.reason, self.ordinal, self.stand))
+        reason, ordinal, stand = columns
+        place = np.searchsorted(places, self.place[at])
+        return Notes(place, reason, self.catalog, ordinal, stand, self.note.take(pa.array(at)))
 
     def details(self, places: I64, state: NDArray[np.int8], named: list[NamedCatalog]) -> dict[int, str]:
         """Return what the notes say, for people, of those of some clips that still have the same reason."""
@@ -208,6 +223,13 @@ class NamedCatalog:
         named = [o for o, path in labels if any(_matches(one, clip) for one in _readings(path))]
         ordinal = np.array(named, dtype=np.int64)
         return self.aliases.keys(ordinal, self.uids[ordinal])
+
+
+def named_clips(key: NDArray[np.uint64], named: list[NamedCatalog], clip: str | None) -> NDArray[np.bool_]:
+    """Return which keys are those of clips that a user's text names; without a text, all."""
+    if clip is None:
+        return np.ones(len(key), dtype=np.bool_)
+    return np.isin(key, np.concatenate([np.zeros(0, np.uint64), *(one.keys_named(clip) for one in named)]))
 
 
 def _readings(label: str) -> tuple[str, str]:
@@ -277,8 +299,7 @@ class Coverage:
         for epoch in self.epochs if never_trained else ():
             chosen &= (epoch.state != State.TRAINED) & ~epoch.unknown
         if clip is not None:
-            keys = [named.keys_named(clip) for named in self.named]
-            matches = np.isin(self.uid, np.concatenate([np.zeros(0, np.uint64), *keys]))
+            matches = named_clips(self.uid, self.named, clip)
             if not matches.any():
                 raise UserError(
                     "the run has no clip with this path",
