@@ -562,6 +562,28 @@ def test_failures_are_marked_without_a_look_at_all_clips_for_each(told, monkeypa
     assert len(looks) == 1
 
 
+def test_the_copy_of_a_catalog_goes_with_the_last_record_that_needs_it(told):
+    """A catalog that is made anew before each start, and records of two epochs that may stay."""
+    for number in range(4):
+        shutil.rmtree(told.run.path / "catalog")
+        made.picture(told.folder / "data" / f"late-{number}.png", grey=20 + number)
+        told.start(coverage={"max_disk": "0.001MB"})
+        told.epoch(number)
+        RecordKeeper(told.run, told.data, told.kept).begin(told.position, {(0, max(number - 1, 0))})
+        told.step(0)
+    kept = [records.read_about(told.run, key).catalog for key in records.keys(told.run)]
+    copies = sorted(path.name for path in told.run.coverage_folder.glob("catalog-*"))
+    assert copies == kept == ["catalog-002", "catalog-003"]
+    found = clip_history.counts(told.run).epochs
+    assert [epoch.available for epoch in found] == [False, False, True, True]
+    assert [sum(epoch.counts.values()) for epoch in found[2:]] == [10, 11]
+    (torn,) = told.run.coverage_folder.glob("segment-000-000002-000/about.json")
+    shutil.rmtree(torn.parent.with_name("segment-000-000003-000"))
+    torn.write_bytes(b"torn")
+    records.drop_catalogs(told.run)
+    assert sorted(path.name for path in told.run.coverage_folder.glob("catalog-*")) == copies
+
+
 def test_the_account_holds_the_records_of_one_epoch_at_a_time(told, monkeypatch):
     """And of the clips only those that were asked for."""
     for number in range(6):

@@ -21,7 +21,7 @@ class CoverageConfig(Config):
     max_disk: Told[str | None] = Field(
         default="20GB",
         description="disk space for the records of which clips each epoch trained (about 30 MB for ten million clips); "
-        "above it, the records of the oldest epochs are deleted with a message, and only their totals are kept",
+        "above it, the records of the oldest epochs are deleted with a message, and only their totals are kept, and copies of the catalog that no other record needs are deleted with them",
     )
 
     @property

@@ -16,6 +16,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -381,6 +382,16 @@ def reopen(run: RunFolder, step: int, key: Key | None) -> None:
 def drop(run: RunFolder, key: Key) -> None:
     """Remove a record."""
     storage.rmtree_if_possible(path(run, key))
+
+
+def drop_catalogs(run: RunFolder) -> None:
+    """Remove the copies of catalogs that no record needs; none as long as a record cannot be read, which may need any."""
+    copies = [*run.coverage_folder.glob("catalog-*")]
+    with suppress(RecordError):
+        needed = {read_about(run, key).catalog for key in (keys(run) if len(copies) > 1 else ())}
+        for copy in copies if needed else ():
+            if copy.name not in needed:
+                storage.rmtree_if_possible(copy)
 
 
 def size_bytes(run: RunFolder, key: Key) -> int:

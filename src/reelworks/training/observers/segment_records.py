@@ -38,6 +38,7 @@ class RecordKeeper:
             current = position.data_restarts, position.epoch
             plan_cache.drop(self.run, current)
             self._prune(in_use | {current})
+            records.drop_catalogs(self.run)
         except (OSError, RecordError) as error:
             logger.warning(
                 f"epoch {position.epoch}, segment {position.segment} has no record ({error}): coverage cannot "

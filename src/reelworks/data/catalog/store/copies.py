@@ -13,22 +13,22 @@ from reelworks.data.catalog.store import part_files
 from reelworks.data.catalog.store.part_files import compact_name, gone_name, part_name, retired_name
 from reelworks.data.catalog.store.store import Catalog
 
-_NAME = "catalog-{:03d}"
+_NAME = "catalog-{:03d}"  # of which the earliest may be removed, and no number is given twice
 
 
 def keep(catalog: Catalog, folder: Path) -> Path:
     """Copy a catalog into a folder of copies, or bring its copy there up to date; return the path of the copy."""
     storage.mkdirs(folder)
     catalog = replace(catalog, compacted=catalog.reader.compacted)  # which may have been compacted since it was opened
-    number = 0
-    while (path := folder / _NAME.format(number)).exists():
+    former = {int(path.name[8:]): path for path in folder.glob("catalog-*") if path.name[8:].isdecimal()}
+    for _, path in sorted(former.items()):
         copy = _open(path)
         if copy is not None and _continues(copy, catalog):
             _complete(path, catalog, copy)
             if copy.version < catalog.version:
                 part_files.write_list(path, catalog.parts, copy.compacted)
             return path
-        number += 1
+    path = folder / _NAME.format(max(former, default=-1) + 1)
     unfinished = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
     storage.mkdir(unfinished)
