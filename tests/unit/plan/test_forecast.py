@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,11 @@ from typer.testing import CliRunner
 
 from reelworks.commands import show_plan
 from reelworks.commands.main import app
-from reelworks.core import gpus, results
+from reelworks.core import gpus, log, results
 from reelworks.data.schedule.cost import CostConfig
 from reelworks.data.schedule.plan import EpochPlan
 from reelworks.models.adapters.config import LoraConfig
-from reelworks.training.plan import plan_comparison, plan_forecast, plan_report, plan_request
+from reelworks.training.plan import epoch_stats, plan_comparison, plan_forecast, plan_report, plan_request
 from reelworks.training.plan.epoch_stats import gradient_weight
 from reelworks.training.plan.plan_request import PlanRequest
 from reelworks.training.preflight import stage_forecast
@@ -101,6 +102,14 @@ def naive_gradient(plan: EpochPlan, tokens: np.ndarray, loss_reduction: str) -> 
         for bucket, weight in weights:
             shares[bucket] = shares.get(bucket, 0.0) + weight / whole / plan.num_steps
     return shares
+
+
+def test_how_many_epochs_are_planned_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages: list[tuple[str, Callable[[], str]]] = []
+    stage = log.stage
+    monkeypatch.setattr(log, "stage", lambda *said: (stages.append(said), stage(*said))[1])
+    told = [stages[-1][1]() for _ in epoch_stats.one_by_one(range(4, 7))]
+    assert told == ["epoch 1 of 3", "epoch 2 of 3", "epoch 3 of 3"]
 
 
 @pytest.mark.parametrize("loss_reduction", ["token", "sample", "micro_batch"])

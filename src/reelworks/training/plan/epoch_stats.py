@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.core import blocks, files
+from reelworks.core import blocks, files, log
 from reelworks.core.errors import UserError
 from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
@@ -251,6 +251,14 @@ def course(plan: EpochPlan, groups: list[str]) -> Course:
 
 _WARM_UP_STEPS = 1  # caches, compilers and allocators warm up
 _FEW_STEPS = 3  # of a size that are a measurement
+
+
+def one_by_one(epochs: range) -> Iterator[int]:
+    """Yield epochs that are planned one after the other, and say how far that is if it takes long."""
+    now = epochs[0]
+    with log.stage("planning epochs", lambda: f"epoch {now - epochs[0] + 1} of {len(epochs)}"):
+        for now in epochs:
+            yield now
 
 
 def milliseconds(run: RunFolder, field: str, among: Container[str] | None = None) -> dict[tuple[str, int], list[float]]:

@@ -10,7 +10,7 @@ import numpy as np
 from reelworks.core import blocks, results
 from reelworks.data.loader.data_spec import merge_targets
 from reelworks.data.schedule.plan import PlanSpec, plan_epoch
-from reelworks.training.plan.epoch_stats import Figures, figures
+from reelworks.training.plan.epoch_stats import Figures, figures, one_by_one
 from reelworks.training.recipe import stages
 from reelworks.training.recipe.dataset import RecipeData
 
@@ -82,7 +82,7 @@ def proposals(data: RecipeData, spec: PlanSpec, total: Figures, *, world: int, e
     fixes = list(_fixes(data, spec, epochs[0]))
     specs = [_spec(data, spec, fix) for fix in fixes]
     totals = [Figures()] * len(fixes)
-    for epoch in epochs:
+    for epoch in one_by_one(epochs):
         entries = data.narrow_entries(epoch)
         for i, changed in enumerate(specs):
             totals[i] += figures(plan_epoch(entries, changed, epoch), changed, data.table.tokens(), world)

@@ -133,7 +133,7 @@ def look_ahead(data: RecipeData, spec: PlanSpec, *, world: int, epochs: range) -
     by_dataset = np.zeros((3, len(data.recipe.dataset)))
     seen = np.zeros(len(data.rows), dtype=np.bool_)
     each: list[Figures] = []
-    for epoch in epochs:
+    for epoch in epoch_stats.one_by_one(epochs):
         plan = data.plan(spec, epoch)
         row = data.rows_at(plan.ordinal)
         each.append(figures(plan, spec, data.table.tokens(), world))
@@ -161,7 +161,8 @@ def _on_ranks(data: RecipeData, numbers: Iterable[int], epochs: range) -> Iterat
             spec = plan_spec(data, ranks)
         except UserError:  # the recipe's same_bucket_run does not allow this number
             continue
-        plans = ((plan_epoch(data.narrow_entries(epoch), spec, epoch), spec) for epoch in epochs)
+        one_by_one = epoch_stats.one_by_one(epochs)
+        plans = ((plan_epoch(data.narrow_entries(epoch), spec, epoch), spec) for epoch in one_by_one)
         total = sum((figures(*each, data.table.tokens(), ranks) for each in plans), Figures())
         yield RanksFigures(ranks * data.recipe.parallel.group_size, total)
 
