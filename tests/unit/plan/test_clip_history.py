@@ -534,7 +534,7 @@ def test_a_run_may_have_more_copies_of_catalogs_than_fit_into_a_byte(told):
     """Each start whose catalog was made anew adds one."""
     told.epoch(0)
     (named,) = clip_history.cover(told.run).named
-    clips = clip_history._Clips.number([clip_history._Rows(named)] * 300)
+    clips = clip_history._Clips.number([clip_history._SeenRows(named)] * 300)
     assert (len(clips), set(clips.catalog)) == (7, {299})
 
 

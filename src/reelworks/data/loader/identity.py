@@ -131,8 +131,8 @@ def identify(
     added = len(new)
     # Most rows of an older segment are live still; to search millions of keys for them would take seconds each time.
     left = (segment.without(rows.ordinal, catalog) for segment in older)
-    known = np.concatenate([np.delete(key, new), gone.key])
-    away = once(lambda: _Gone.collect(left, known)) if added else _Gone.collect((), known)
+    others = np.concatenate([np.delete(key, new), gone.key])
+    away = once(lambda: _Gone.collect(left, others)) if added else _Gone.collect((), others)
     if len(away.key):
         matched, _, _ = _match(_Texts.from_rows(rows.take(new)), away, how)
         known = matched >= 0

@@ -233,7 +233,7 @@ def _are_live(catalog: Catalog, data: Dataset) -> bool:
     """Return whether all rows that were live in a catalog are live rows of the data, by their numbers."""
     if not catalog.is_prefix_of(data.catalog):
         return False
-    rows, retired = (sum(getattr(part, name) for part in catalog.parts) for name in ("rows", "retired"))
+    rows, retired = sum(part.rows for part in catalog.parts), sum(part.retired for part in catalog.parts)
     return int(np.searchsorted(data.rows.ordinal, rows)) == rows - retired
 
 

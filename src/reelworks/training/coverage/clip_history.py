@@ -81,9 +81,9 @@ def _cover(run: RunFolder, begun: list[Epoch], choose: Callable[[U64, list[Named
             whole = _Account(epoch, clips, catalogs.named).build(_read_again(run, epoch, by_number))
         else:
             whole = _pruned(epoch, clips, totals)
-        epochs.append(whole.of(chosen))
-    columns = (column[chosen] for column in (clips.catalog, clips.ordinal))
-    return Coverage(clips.key[chosen], clips.copy[chosen], epochs, catalogs.named, *columns)
+        epochs.append(whole.of_clips(chosen))
+    latest = clips.catalog[chosen], clips.ordinal[chosen]
+    return Coverage(clips.key[chosen], clips.copy[chosen], epochs, catalogs.named, *latest)
 
 
 def _pruned(epoch: Epoch, clips: _Clips, totals: dict[str, Any]) -> EpochCoverage:
@@ -145,7 +145,7 @@ def _lost(epoch: Epoch, number: int, why: RecordError) -> Lost:
     return Lost(number, str(why), len(steps), trained, failed)
 
 
-class _Rows:
+class _SeenRows:
     """A copy of a catalog, and of each row the number of its copies, and the number of the last record that has it, or -1."""
 
     def __init__(self, named: NamedCatalog) -> None:
@@ -155,7 +155,7 @@ class _Rows:
 
     def grow(self, catalog: Catalog) -> None:
         """Go on to a later version of the catalog."""
-        grown = _Rows(NamedCatalog(catalog, self.named.aliases, catalog.uids()))
+        grown = _SeenRows(NamedCatalog(catalog, self.named.aliases, catalog.uids()))
         grown.copies[: len(self.copies)], grown.latest[: len(self.latest)] = self.copies, self.latest
         vars(self).update(vars(grown))
 
@@ -173,10 +173,10 @@ class _Catalogs:
 
     run: RunFolder
     count: Iterator[int] = field(default_factory=itertools.count)  # of records
-    _by_name: dict[str, _Rows] = field(default_factory=dict)
+    _by_name: dict[str, _SeenRows] = field(default_factory=dict)
 
     @property
-    def rows(self) -> list[_Rows]:
+    def rows(self) -> list[_SeenRows]:
         return list(self._by_name.values())
 
     @property
@@ -190,7 +190,7 @@ class _Catalogs:
         if known is None or known.named.catalog.version < about.catalog_version:
             catalog = segment_record.recorded_catalog(self.run, about)
             if known is None:
-                known = _Rows(NamedCatalog(catalog, Aliases(), catalog.uids()))
+                known = _SeenRows(NamedCatalog(catalog, Aliases(), catalog.uids()))
             else:
                 known.grow(catalog)
         if len(record.alias_ordinal):
@@ -215,7 +215,7 @@ class _Clips:
         return len(self.key)
 
     @classmethod
-    def number(cls, catalogs: list[_Rows]) -> _Clips:
+    def number(cls, catalogs: list[_SeenRows]) -> _Clips:
         """Number the clips of catalogs; rows with the same key are one clip."""
         key = np.zeros(0, np.uint64)
         catalog, ordinal = np.zeros(0, np.int32), np.zeros(0, np.int64)
@@ -229,7 +229,7 @@ class _Clips:
             is_first = blocks.mask(first, len(new))
             mine[new] = len(key) + (np.cumsum(is_first) - 1)[first[same]]
             key = np.concatenate([key, keys[new[is_first]]])
-            catalog, ordinal = (np.resize(column, len(key)) for column in (catalog, ordinal))
+            catalog, ordinal = np.resize(catalog, len(key)), np.resize(ordinal, len(key))
             catalog[mine], ordinal[mine] = i, rows  # of several rows of a clip, the last
             clip_of.append(mine)
         copies, latest = np.ones(len(key), dtype=np.int64), np.full(len(key), -1, dtype=np.int32)

@@ -131,11 +131,11 @@ class EpochCoverage:
         parts = sum(self.number(state) for state in (*_CONSUMED, State.NOT_YET))
         return self.available and not self.problems and self.planned == parts
 
-    def of(self, places: I64) -> EpochCoverage:
+    def of_clips(self, places: I64) -> EpochCoverage:
         """Return the epoch for some of the clips, by ascending places."""
         number = {place: i for i, place in enumerate(places.tolist())} if self.failures else {}
         failures = {number[place]: why for place, why in self.failures.items() if place in number}
-        notes = [some for notes in self.notes if len((some := notes.of(places)).place)]
+        notes = [some for notes in self.notes if len((some := notes.of_clips(places)).place)]
         return replace(self, state=self.state[places], step=self.step[places], failures=failures, notes=notes)
 
     def clip(self, place: int, detail: str | None = None) -> ClipEpoch:
@@ -169,13 +169,11 @@ class Notes:
     stand: NDArray[np.int32]
     note: Any
 
-    def of(self, places: I64) -> Notes:
+    def of_clips(self, places: I64) -> Notes:
         """Return the notes about some of the clips, by ascending places."""
         at = np.flatnonzero(np.isin(self.place, places))
-        columns = (column[at] for column in (self.reason, self.ordinal, self.stand))
-        reason, ordinal, stand = columns
-        place = np.searchsorted(places, self.place[at])
-        return Notes(place, reason, self.catalog, ordinal, stand, self.note.take(pa.array(at)))
+        place, note = np.searchsorted(places, self.place[at]), self.note.take(pa.array(at))
+        return Notes(place, self.reason[at], self.catalog, self.ordinal[at], self.stand[at], note)
 
     def details(self, places: I64, state: NDArray[np.int8], named: list[NamedCatalog]) -> dict[int, str]:
         """Return what the notes say, for people, of those of some clips that still have the same reason."""
