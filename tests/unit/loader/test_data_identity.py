@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
+import pickle
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,6 +38,11 @@ def no_waiting_for_the_disk() -> Iterator[None]:
         yield
 
 
+def _of_another_process(work: Callable[[], Any]) -> Any:
+    """What a rank gets of the one that called a function."""
+    return pickle.loads(pickle.dumps(work()))
+
+
 @dataclass
 class Run:
     """Knows clips from segment to segment, as a resume does; clips go by the name of their first file."""
@@ -53,7 +60,7 @@ class Run:
         """Scan files and begin a segment with them; returns for each which clip it is."""
         rows = (catalog := self._scan(files)).live()
         if self.former:
-            self.found = identity.identify(rows, catalog, self.former, self.how, self.older)
+            self.found = identity.identify(rows, catalog, self.former, self.how, self.older, _of_another_process)
             latest = self.former[0]
             self.excluded = identity.carry_over(self.found, latest, *self.excluded.places(), self.excluded)
         aliases = self.found.aliases if self.found else Aliases()
