@@ -349,3 +349,16 @@ def test_names_of_stages_lie_within_the_plot():
         (2, "early", "left"),
         (7, "late", "right"),
     ]
+
+
+def test_of_very_many_steps_a_report_holds_few_and_counts_all(tmp_path, monkeypatch):
+    run = fabricate.make(tmp_path / "run", steps=40, every=10, crash_at=17)
+    whole = run_data.load(run)
+    assert len(whole.events_of("step")) == 40
+    monkeypatch.setattr(run_data, "_MOST_STEPS", 4)
+    few = run_data.load(run)
+    assert 4 <= len(few.events_of("step")) <= 9
+    assert (few.speed, few.repeated_steps, few.last_step) == (whole.speed, whole.repeated_steps, 40)
+    for told in (status.training_seconds, status.resumes, status.state, status.checkpoints):
+        assert told(few) == told(whole)
+    assert sum(event["kind"] == "step" for event in few.all_events) < 20
