@@ -574,6 +574,8 @@ def test_the_copy_of_a_catalog_goes_with_the_last_record_that_needs_it(told):
     kept = [records.read_about(told.run, key).catalog for key in records.keys(told.run)]
     copies = sorted(path.name for path in told.run.coverage_folder.glob("catalog-*"))
     assert copies == kept == ["catalog-002", "catalog-003"]
+    told.epoch(3)
+    assert records.read_about(told.run, (0, 3, 0)).catalog == "catalog-003"
     found = clip_history.counts(told.run).epochs
     assert [epoch.available for epoch in found] == [False, False, True, True]
     assert [sum(epoch.counts.values()) for epoch in found[2:]] == [10, 11]
