@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from reelworks.core import blocks, results
 from reelworks.data.buckets.assign import Reason
-from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.loader import segment_record
 from reelworks.data.run import history, records
 from reelworks.data.run.folder import RunFolder
@@ -68,10 +67,9 @@ def _none(key: U64, named: list[NamedCatalog]) -> Mask:
 def _cover(run: RunFolder, begun: list[Epoch], choose: Callable[[U64, list[NamedCatalog]], Mask]) -> Coverage:
     """Account for every clip, and keep the states of those that are chosen by their keys; records of one epoch are held at once."""
     catalogs, pruned = _Catalogs(run), records.pruned(run)
-    segments = list[dict[int, _Segment | Lost]]()
-    for e in begun:
-        is_pruned, is_last = (e.data_restarts, e.epoch) in pruned, e is begun[-1]
-        segments.append({} if is_pruned else _segments(run, e, catalogs, hold=is_last))
+    segments = [
+        {} if (e.data_restarts, e.epoch) in pruned else _segments(run, e, catalogs, hold=e is begun[-1]) for e in begun
+    ]
     clips = _Clips.number(catalogs.rows)
     chosen = np.flatnonzero(choose(clips.key, catalogs.named))
     epochs = []
@@ -148,16 +146,12 @@ def _lost(epoch: Epoch, number: int, why: RecordError) -> Lost:
 class _SeenRows:
     """A copy of a catalog, and of each row the number of its copies, and the number of the last record that has it, or -1."""
 
-    def __init__(self, named: NamedCatalog) -> None:
+    def __init__(self, named: NamedCatalog, former: _SeenRows | None = None) -> None:
         self.named = named
         self.copies = np.ones(len(named.uids), np.int32)
         self.latest = np.full(len(named.uids), -1, np.int32)
-
-    def grow(self, catalog: Catalog) -> None:
-        """Go on to a later version of the catalog."""
-        grown = _SeenRows(NamedCatalog(catalog, self.named.aliases, catalog.uids()))
-        grown.copies[: len(self.copies)], grown.latest[: len(self.latest)] = self.copies, self.latest
-        vars(self).update(vars(grown))
+        if former is not None:  # of an earlier version
+            self.copies[: len(former.copies)], self.latest[: len(former.latest)] = former.copies, former.latest
 
     def take_in(self, record: Record, number: int) -> None:
         """Note what a record tells of its rows."""
@@ -187,14 +181,12 @@ class _Catalogs:
         """Return the index of a record's catalog."""
         about = record.about
         known = self._by_name.get(about.catalog)
+        aliases = known.named.aliases if known else Aliases()
         if known is None or known.named.catalog.version < about.catalog_version:
             catalog = segment_record.recorded_catalog(self.run, about)
-            if known is None:
-                known = _SeenRows(NamedCatalog(catalog, Aliases(), catalog.uids()))
-            else:
-                known.grow(catalog)
+            known = _SeenRows(NamedCatalog(catalog, aliases, catalog.uids()), known)
         if len(record.alias_ordinal):
-            aliases = known.named.aliases.with_more(record.alias_ordinal, record.alias_key)
+            aliases = aliases.with_more(record.alias_ordinal, record.alias_key)
             known.named = replace(known.named, aliases=aliases)
         self._by_name[about.catalog] = known
         return list(self._by_name).index(about.catalog)
