@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from torch import nn
 
 from reelworks.models import identify, registry
 from reelworks.models.adapters import release_layers
+from reelworks.models.adapters.release_layers import TargetLayer
 from reelworks.models.family import FamilyConfig
 
 Sizes = Mapping[str, tuple[int, int]]
@@ -36,13 +38,9 @@ class ClosestBase(NamedTuple):
 
 def closest(sizes: Sizes, among: Iterable[str] | None = None) -> ClosestBase:
     """Find the presets that fit best; all are built on the meta device, in some seconds."""
-    counts: dict[str, int] = {}
-    by_sizes: dict[str, int] = {}
-    for name in registry.PRESETS if among is None else among:
-        first = identify.first_alike(name)
-        if first not in by_sizes:
-            by_sizes[first] = _fitting(first, sizes)
-        counts[name] = by_sizes[first]
+    firsts = {name: identify.first_alike(name) for name in (registry.PRESETS if among is None else among)}
+    by_sizes = {first: _fitting(first, sizes) for first in dict.fromkeys(firsts.values())}
+    counts = {name: by_sizes[first] for name, first in firsts.items()}
     best = max(counts.values(), default=0)
     return ClosestBase(tuple(name for name, count in counts.items() if count == best and best), best, len(sizes))
 
@@ -58,8 +56,7 @@ def with_weights(network: nn.Module) -> dict[str, nn.Module]:
 
 
 def _fitting(name: str, sizes: Sizes) -> int:
-    layers = with_weights(identify.network(name))
-    homes, count = release_layers.homes(layers, registry.PRESETS[name].config), 0
+    (layers, homes), count = _spelt(name), 0
     for spelling, (rows, columns) in sizes.items():
         if targets := homes.get(spelling):
             place = targets[0].place
@@ -67,3 +64,9 @@ def _fitting(name: str, sizes: Sizes) -> int:
             own = out * sum(place.heights) // place.heights[place.part]
             count += rows in (0, own) and columns in (0, math.prod(inputs))
     return count
+
+
+@functools.cache
+def _spelt(name: str) -> tuple[dict[str, nn.Module], dict[str, list[TargetLayer]]]:
+    layers = with_weights(identify.network(name))
+    return layers, release_layers.homes(layers, registry.PRESETS[name].config)
