@@ -41,12 +41,16 @@ def pytest_configure(config: pytest.Config) -> None:
     optional_imports.leave_out_unused()  # pandas, for this line; else the first array of pyarrow would import it
     optional_imports.settle_arrow()
     optional_imports._left_out.clear()
+    if config.option.second_device:
+        os.environ["SECOND_DEVICE"] = "1"  # for trainings in processes of their own
     if not hasattr(config, "workerinput"):  # all test processes share what passed the audit in this run of the tests
         folder = tempfile.TemporaryDirectory(prefix="reelworks-cache-")
         config.add_cleanup(folder.cleanup)
-        os.environ["XDG_CACHE_HOME"] = folder.name
-    if config.option.second_device:
-        os.environ["SECOND_DEVICE"] = "1"  # for trainings in processes of their own
+        os.environ["XDG_CACHE_HOME"] = os.environ["XDG_STATE_HOME"] = folder.name
+        if config.args_source is config.ArgsSource.TESTPATHS and config.getoption("numprocesses", None):
+            import children
+
+            children.share_server()
     if config.option.no_torch:
         sys.meta_path.insert(0, _SkipHeavy())
 

@@ -23,18 +23,12 @@ import killing
 from reelworks.core import system
 
 HANGS_AFTER = 300.0  # seconds; four ranks on two busy cores take 100 where there is much to import and compute
+_SHARED = "REELWORKS_TESTS_SERVER"  # where the server of all test processes listens
 _CONTEXT: Any = multiprocessing.get_context("spawn" if system.WINDOWS else "forkserver")
 # With the libraries of adapters, of optimizers and of the networks that are trained most.
 _PRELOADED = [
-    "peft",
-    "peft.tuners.lora.bnb",
-    "bitsandbytes",
-    "prodigyopt",
-    "schedulefree",
-    "came_pytorch",
-    "diffusers.models.transformers.transformer_flux",
-    "diffusers.models.transformers.transformer_flux2",
-    "diffusers.models.transformers.transformer_wan",
+    *("peft", "peft.tuners.lora.bnb", "bitsandbytes", "prodigyopt", "schedulefree", "came_pytorch"),
+    *(f"diffusers.models.transformers.transformer_{name}" for name in ("flux", "flux2", "wan")),
     "preloaded",
 ]
 
@@ -67,10 +61,24 @@ def _serve() -> None:
 
     import pytest
 
+    if _SHARED in os.environ:
+        server: Any = forkserver._forkserver
+        server._forkserver_address, server._forkserver_alive_fd = os.environ[_SHARED], os.pipe()[1]
+        server.ensure_running = lambda: None
+        return
     _CONTEXT.set_forkserver_preload(_PRELOADED)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         forkserver.ensure_running()
+
+
+def share_server() -> None:
+    """Start one server for the test processes that this one will start: its imports take as long as fifty trainings."""
+    if not system.WINDOWS and sys.version_info < (3, 14):  # from which on a server knows its own process by a key
+        from multiprocessing import forkserver
+
+        _serve()
+        os.environ[_SHARED] = str(forkserver._forkserver._forkserver_address)  # type: ignore[attr-defined]
 
 
 def on_ranks(target: Callable[..., None], recipe: dict[str, Any], *args: Any, world: int) -> list[int]:
@@ -97,14 +105,8 @@ def ended(ranks: list[BaseProcess]) -> list[int]:
 
 def _rank(rank: int, world: int, port: int, target: Callable[..., None], *args: Any) -> None:
     if world > 1:
-        os.environ.update(
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            WORLD_SIZE=str(world),
-            LOCAL_WORLD_SIZE=str(world),
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port),
-        )
+        told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in told.items()}, MASTER_ADDR="127.0.0.1")
     _told(target, *args)
 
 
