@@ -61,6 +61,7 @@ def summary(
         "without_effect": [],
         "other_measurements": [],
         "uneven_clips": 0,
+        "fps": None,
         "shared_files": [],
         "graphs": PlannedGraphs(False, 0, 0, [], 0, 1, None),
         "chosen_buckets": None,

@@ -233,7 +233,7 @@ def _write(request: PublishRequest, source: _Source, folder: Path) -> tuple[list
         plan_report.read_summary(source.run),
         shape,
         defaults.sampled(drawn),
-        defaults.fps(source.recipe),
+        defaults.fps(source.run, source.recipe),
     ).to_text()
     files.write_bytes(folder / "recipe.toml", recipe_file.dump(recipe).encode())
     files.write_bytes(folder / "README.md", text.encode(errors="replace"))

@@ -226,8 +226,15 @@ def shown_fps(data: Dataset, row: int) -> float:
     """Return the frames per second of a row's clip that the model gets as conditioning."""
     if data.rows.is_image[row]:
         return decode.IMAGE_FPS
-    fps = float(data.rows.fps[row])
-    return fps / float(decode.frame_step(fps, data.spec.data, bool(data.rows.variable_fps[row])))
+    return float(decode.shown_fps(float(data.rows.fps[row]), data.spec.data, bool(data.rows.variable_fps[row])))
+
+
+def usual_fps(data: Dataset) -> float | None:
+    """Return the median frame rate of the videos of the first epoch, as the model is told it; None if there are none."""
+    r, rows = data.rows, np.searchsorted(data.rows.ordinal, data.entries(0).ordinal)
+    rows = rows[~r.is_image[rows]]
+    rates = decode.shown_fps(r.fps[rows], data.spec.data, r.variable_fps[rows])
+    return float(np.quantile(rates, 0.5, method="lower")) if len(rates) else None  # one of them, and no mean of two
 
 
 def dataset_of_row(data: Dataset, row: int) -> DatasetConfig:

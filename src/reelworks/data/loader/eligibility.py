@@ -76,7 +76,7 @@ _SAME_RATE = 0.005  # 23.976 counts as 24 frames per second
 
 def _keeps_time(rows: CatalogRows, data: DataConfig, sound: SoundSpec) -> Mask:
     """Return for which rows evenly spaced frames at the rate of reading last as long as their sound."""
-    shown = rows.fps / decode.frame_step(rows.fps, data, rows.variable_fps)
+    shown = decode.shown_fps(rows.fps, data, rows.variable_fps)
     near: Mask = np.abs(shown / sound.frame_rate - 1) <= _SAME_RATE
     return near if data.frame_rate is not None else near & ~rows.variable_fps
 

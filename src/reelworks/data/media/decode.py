@@ -50,6 +50,13 @@ def frame_step(
     return np.where(variable, step, np.maximum(step, 1.0))
 
 
+def shown_fps(
+    fps: NDArray[Any] | float, config: DataConfig, variable: NDArray[np.bool_] | bool = False
+) -> NDArray[np.float64]:
+    """Return the frames per second of what is read of videos, which the model is told."""
+    return fps / frame_step(fps, config, variable)
+
+
 def frames_available(
     num_frames: NDArray[Any], fps: NDArray[Any] | float, config: DataConfig, variable: NDArray[np.bool_] | bool = False
 ) -> NDArray[np.int64]:

@@ -13,6 +13,7 @@ from reelworks.core.shape import Shape
 from reelworks.data.catalog import sources
 from reelworks.data.checkpoint import locate
 from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run.folder import RunFolder
 from reelworks.inference.generate import conditions, defaults, load_run, vbench_files, writers
 from reelworks.inference.generate.conditions import Conditions
 from reelworks.inference.generate.load_run import LoadedModel
@@ -115,7 +116,7 @@ def generate(
     for path in [path for job in jobs for path in job.paths]:
         writers.check(path, shape.num_frames * request.loop)
         writers.require_place(path)
-    options = _options(request, recipe, shape)
+    options = _options(request, run, recipe, shape)
     load_run.require(recipe, options)
     # Load the step whose recipe was read: a run in progress may have saved again meanwhile.
     model = LoadedModel.load(
@@ -134,10 +135,10 @@ def generate(
     return written
 
 
-def _options(request: GenerateRequest, recipe: Recipe, shape: Shape) -> GenerateOptions:
+def _options(request: GenerateRequest, run: RunFolder, recipe: Recipe, shape: Shape) -> GenerateOptions:
     """Read the files of conditions, and fill what is not given by the defaults of the recipe."""
     begin_frames = request.condition_frames or defaults.condition_frames(recipe)
-    fps = request.fps or defaults.fps(recipe)
+    fps = request.fps or defaults.fps(run, recipe)
     data = conditions.as_read(recipe, fps)
     begin = None if request.reference is None else conditions.read(request.reference, shape, begin_frames, data)
     end = None if request.last_frame is None else conditions.read(request.last_frame, shape, 1, data, "--last-frame")

@@ -279,8 +279,8 @@ def read_sound(path: Path, recipe: Recipe, num_frames: int, fps: float) -> NDArr
 
 
 def as_read(recipe: Recipe, fps: float) -> DataConfig:
-    """Return how given clips are read: at the rate of the generated one if training reads clips at a rate, or else each frame."""
-    rate = None if recipe.data.frame_rate is None else fps
+    """Return how given clips are read: at the rate of the generated one if training leaves out frames, or else each frame."""
+    rate = None if recipe.data.frame_rate is None and recipe.data.frame_interval == 1 else fps
     return recipe.data.model_copy(update={"fps": rate, "frame_interval": 1})
 
 

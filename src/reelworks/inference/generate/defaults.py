@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from reelworks.core.shape import Shape
+from reelworks.data.loader import decode_requests
 from reelworks.data.run.folder import RunFolder
 from reelworks.models import components, registry
 from reelworks.models.family import SamplingDefaults
@@ -33,9 +34,20 @@ def sampled(recipe: Recipe) -> SamplingDefaults:
     )
 
 
-def fps(recipe: Recipe) -> float:
+def fps(run: RunFolder, recipe: Recipe) -> float:
     """Return the frame rate of generated clips: of the previews, else of the trained clips, else of the model."""
-    rate = recipe.samples.fps or recipe.data.frame_rate or registry.PRESETS[recipe.model.name].fps
+    summary = plan_report.read_summary(run)
+    return _fps(recipe, summary.fps if summary else None)
+
+
+def fps_of(data: RecipeData) -> float:
+    """Return that rate for a run that may not have begun, from the clips of its first epoch."""
+    return _fps(data.recipe, decode_requests.usual_fps(data))
+
+
+def _fps(recipe: Recipe, shown: float | None) -> float:
+    """Return that rate if most videos are shown to the network at a rate, which is `data.fps` unless they are slower."""
+    rate = recipe.samples.fps or shown or recipe.data.frame_rate or registry.PRESETS[recipe.model.name].fps
     return min(rate or _USUAL_FPS, MAX_FPS)
 
 

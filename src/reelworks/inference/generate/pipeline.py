@@ -66,7 +66,8 @@ class GenerateOptions:
             num_frames, height, width = num_frames or most.num_frames, height or most.height, width or most.width
         shape = Shape(num_frames, height, width)
         validation.require_given_frames(recipe.model, c.reference, c.last_frame, shape.num_frames)
-        sampled, config = defaults.sampled(recipe), conditions.as_read(recipe, defaults.fps(recipe))
+        sampled, fps = defaults.sampled(recipe), defaults.fps_of(data)
+        config = conditions.as_read(recipe, fps)
         reference = (
             None if c.reference is None else conditions.read(Path(c.reference), shape, 1, config, "samples.reference")
         )
@@ -78,12 +79,12 @@ class GenerateOptions:
         kept = None if c.inpaint is None else conditions.companion(Path(c.inpaint), shape, "samples.inpaint", config)
         return cls(
             shape,
-            defaults.fps(recipe),
+            fps,
             sampled.num_inference_steps,
             sampled.guidance_scale,
             recipe.seed,
             Conditions(reference, last_frame=last, inpaint=kept),
-            conditions.companions(c.companions, shape, "samples.", recipe, defaults.fps(recipe)),
+            conditions.companions(c.companions, shape, "samples.", recipe, fps),
             guided_channels=sampled.guided_channels,
             image_guidance_scale=sampled.image_guidance_scale,
         )

@@ -35,7 +35,7 @@ class GenerateRequest:
     num_frames: int | None = arg(None, "Default: 1 for a .png, else those of the same bucket.", least=1)
     fps: float | None = arg(
         None,
-        "Frames per second; default: samples.fps or data.fps of the recipe, or the model's rate.",
+        "Frames per second; default: samples.fps of the recipe, or what most trained videos are read at, or the model's rate.",
         least=1,
         most=240,
     )

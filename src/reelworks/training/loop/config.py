@@ -331,7 +331,10 @@ class SamplesConfig(Config):
         default=None, ge=1, description="frames; same default, among buckets of videos if there are any; 1 gives images"
     )
     fps: float | None = Field(
-        default=None, gt=0, le=240, description="frames per second; default: data.fps, or the rate of the model, or 24"
+        default=None,
+        gt=0,
+        le=240,
+        description="frames per second; default: what most trained videos are read at, or the rate of the model, or 24",
     )
     num_inference_steps: int | None = Field(
         default=None, ge=1, description="steps of the sampler; default: usual value of the model"

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from reelworks.core import blocks, results, units, user_files
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.buckets.entry import Recomputation
+from reelworks.data.loader import decode_requests
 from reelworks.data.loader.left_out import Rejection, by_reason
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule.cursor import StageStart
@@ -113,6 +114,7 @@ class PlanSummary(PlanNumbers):
             as it is trained otherwise.
         uneven_clips: Clips of variable frame rate whose frames are read one after the other, so that the frame rate that
             the model is told is their average.
+        fps: Median frame rate of the videos, as the model is told it; None if there are none.
         chosen_buckets: How the bucket entries were chosen; None if the recipe has its own.
     """
 
@@ -122,6 +124,7 @@ class PlanSummary(PlanNumbers):
     without_effect: list[str]
     other_measurements: list[str]
     uneven_clips: int
+    fps: float | None
     shared_files: list[SharedFiles]
     graphs: PlannedGraphs
     chosen_buckets: ChosenBuckets | None
@@ -153,6 +156,7 @@ def summarise(
         ],
         other_measurements=origin.lines(given or data.recipe),
         uneven_clips=uneven_clips,
+        fps=decode_requests.usual_fps(data),
         shared_files=data_advice.shared_files(data.recipe.dataset, rows),
         graphs=compiled_graphs.of_plan(data, plan),
         chosen_buckets=None if data.chosen is None else data.chosen.report(),
