@@ -143,6 +143,10 @@ class DiffusersNetwork:
     # `arguments(text, guidance_scale, fps, config)` returns the arguments of a pipeline call except sizes and steps;
     # `text` has a row for the caption and one for the empty caption.
     pipeline_arguments: Callable[[TextEmbedding, float, float, Any], dict[str, Any]] | None = None
+    # `arguments(config, max_length)` returns what a call with words has beside that, so that the pipeline neither rewrites the
+    # prompt nor guides away from words of its own; None if it draws otherwise than we do.
+    word_arguments: Callable[[Any, int], dict[str, Any] | None] = lambda _config, _length: {}
+    pipeline_note: str = ""  # what a call with words does otherwise than training all the same
     # `settings(config, guidance_scale)` returns arguments of the pipeline's constructor except its components.
     pipeline_settings: Callable[[Any, float], dict[str, Any]] = lambda _config, _scale: {}
     # `predict_both(module, inputs, config)` calls a network with sound; None if the family has none.

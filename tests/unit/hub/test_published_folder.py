@@ -13,6 +13,7 @@ import fake_hub
 import places
 import published_run
 import pytest
+import tiny_families
 import tiny_recipe
 import torch
 import yaml
@@ -162,7 +163,9 @@ def test_the_card_of_an_earlier_step_tells_what_was_trained_up_to_it(run, tmp_pa
 def test_the_example_draws_the_base_as_it_is_drawn_and_not_as_the_model_of_the_previews(tmp_path):
     """A distilled relative draws previews in few steps without guidance, which draws nothing with the base."""
     samples = {"prompts": [PROMPT], "model": "wan-2.1-14b", "num_inference_steps": 4, "guidance_scale": 1.0}
-    run = published_run.make(tmp_path, weights=BASE, on_hub={"model.weights": f"{BASE}@{'a' * 40}"}, samples=samples)
+    on_hub, own = {"model.weights": f"{BASE}@{'a' * 40}"}, tiny_families.recipe_of("wan-tiny", BASE)
+    own = {key: own[key] for key in ("autoencoder", "text_encoder")}
+    run = published_run.make(tmp_path, weights=BASE, on_hub=on_hub, samples=samples, **own)
     text = (do(run, dry_run=True, output=tmp_path / "out").folder / "README.md").read_text(encoding="utf-8")
     assert "'guidance_scale': 5.0, 'num_inference_steps': 50" in text
     assert "The previews are drawn with `wan-2.1-14b`." in text

@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import torch
 from huggingface_hub import ModelCardData
 
 from reelworks.core import digests, optional_imports, units, version
 from reelworks.core.shape import Shape
-from reelworks.inference.generate.diffusers_pipeline import call_arguments
+from reelworks.inference.generate import diffusers_pipeline
 from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.models import components, registry
 from reelworks.models.adapters.conventions import CONVENTIONS
-from reelworks.models.api import TextEmbedding
 from reelworks.models.diffusers_denoiser import DiffusersNetwork
 from reelworks.models.family import SamplingDefaults
 from reelworks.reports import run_facts
@@ -132,18 +130,61 @@ class Card:
     def pipeline(self) -> str | None:
         """Name of the pipeline of diffusers that draws with the model; None if there is none."""
         known = registry.TEXT_ENCODERS.get(registry.PRESETS[self.recipe.model.name].parts.text)
-        network = registry.load_network(registry.family_of(self.recipe.model.name))
-        return known.pipeline if known and isinstance(network, DiffusersNetwork) else None
+        return known.pipeline if known and isinstance(self._network, DiffusersNetwork) else None
 
     @property
-    def call(self) -> dict[str, Any]:
-        """Arguments of a call of the pipeline that draws as Reelworks does; guiders keep the release's guidance."""
-        tokens = torch.zeros(2, 1, registry.TEXT_ENCODERS[registry.PRESETS[self.recipe.model.name].parts.text].dim)
-        text = TextEmbedding(tokens, torch.ones(2, 1, dtype=torch.bool), tokens[:, 0])
-        kind, (scale, steps, *_) = optional_imports.from_diffusers(self.pipeline or ""), self.sampling
-        found = call_arguments(kind, self.recipe, text, GenerateOptions(self.shape, self.fps, steps, scale, seed=0))
-        found = {name: value for name, value in found.items() if isinstance(value, int | float)}
-        return found | ({"negative_prompt": ""} if found.get("true_cfg_scale", 1) > 1 else {})
+    def _network(self) -> Any:
+        return registry.load_network(registry.family_of(self.recipe.model.name))
+
+    @property
+    def call(self) -> dict[str, Any] | None:
+        """Arguments, beside the prompt, of a call of the pipeline that draws as Reelworks does; None if none does."""
+        scale, steps, *_ = self.sampling
+        options = GenerateOptions(self.shape, self.fps, steps, scale, seed=0)
+        return diffusers_pipeline.arguments_with_words(self.recipe, options)
+
+    @property
+    def guider(self) -> str | None:
+        """Class of the guider that the pipeline needs; None if its calls have a guidance scale."""
+        guider = diffusers_pipeline.guider(self.recipe, self.sampling.guidance_scale)
+        return guider and type(guider).__name__
+
+    @property
+    def scheduler(self) -> dict[str, Any]:
+        """Settings of the scheduler by which it reads what was trained, if they may differ from those of the base."""
+        settings = diffusers_pipeline.scheduler_settings(self.recipe)
+        return {} if settings == {"prediction_type": "epsilon"} else settings
+
+    @property
+    def imported(self) -> list[str]:
+        """Classes of diffusers in the Python of the card, the first of which is that of the pipeline."""
+        if self.call is None or self.pipeline is None:
+            return ["DiffusionPipeline"]
+        others = [self.guider, "EulerDiscreteScheduler" if self.scheduler else None]
+        return [self.pipeline, *(name for name in others if name)]
+
+    @property
+    def loads(self) -> bool:
+        """Whether `from_pretrained` makes a pipeline of the base."""
+        config = components.family_config(self.recipe.model)
+        return self._network.word_arguments(config, self.recipe.text_encoder.max_length) is not None
+
+    @property
+    def note(self) -> str:
+        """What the pipeline does otherwise than training."""
+        return self._network.pipeline_note
+
+    @property
+    def text_encoder(self) -> str | None:
+        """Text encoder, if it is another than the base was published with."""
+        name = self.recipe.text_encoder.name
+        return None if name == registry.PRESETS[self.recipe.model.name].parts.text else name
+
+    @property
+    def by_adapter(self) -> bool:
+        """Whether diffusers reads the file by the network, as its pipeline does not."""
+        kind = optional_imports.from_diffusers(self.pipeline or "")
+        return (self.recipe.lora is not None and self.recipe.lora.type == "lokr") or not hasattr(kind, "load_lora_weights")
 
     @property
     def task(self) -> str:

@@ -107,6 +107,21 @@ def _told(boundary: DtypeBoundary[DenoiserInputs]) -> Iterator[None]:
 
 def why_not(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs], options: GenerateOptions) -> str | None:
     """Return the reason why no pipeline can generate, or None if one can."""
+    if (reason := _why_never(recipe)) is not None:
+        return reason
+    if options.companions:
+        return "the model takes more conditions than text"
+    c = options.conditions
+    if c.reference is not None or c.last_frame is not None or c.loop > 1:
+        return "the clip begins or ends with condition frames"
+    denoiser: Any = boundary.denoiser
+    if (reason := _family(recipe).no_pipeline(denoiser.module, denoiser.config)) is not None:
+        return reason
+    return "the weights are sharded" if is_sharded(denoiser.module) else None
+
+
+def _why_never(recipe: Recipe) -> str | None:
+    """Return the reason why no pipeline generates with what a recipe trains, or None if one may."""
     family = registry.load_network(registry.family_of(recipe.model.name))
     published, conditioning = registry.PRESETS[recipe.model.name].parts, components.conditioning(recipe.model)
     if not isinstance(family, DiffusersNetwork):
@@ -118,15 +133,9 @@ def why_not(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs], options: Ge
     if recipe.objective.prediction != "velocity":
         return "pipelines expect the network to predict a velocity"
     own = conditioning.companions
-    if conditioning.shown.first is not None or own.needs or own.control_parts or options.companions:
+    if conditioning.shown.first is not None or own.needs or own.control_parts:
         return "the model takes more conditions than text"
-    c = options.conditions
-    if c.reference is not None or c.last_frame is not None or c.loop > 1:
-        return "the clip begins or ends with condition frames"
-    denoiser: Any = boundary.denoiser
-    if (reason := family.no_pipeline(denoiser.module, denoiser.config)) is not None:
-        return reason
-    return "the weights are sharded" if is_sharded(denoiser.module) else None
+    return None
 
 
 def _family(recipe: Recipe) -> DiffusersNetwork:
@@ -180,11 +189,7 @@ def _networks(denoiser: _Denoiser) -> dict[str, nn.Module]:
 def _scheduler(recipe: Recipe, encoder: FrozenEncoders, options: GenerateOptions) -> tuple[Any, str]:
     """Return the scheduler of the weights, or one that matches the recipe, and the name of its source."""
     library = optional_imports.diffusers()
-    config = _published_scheduler(recipe.model.weights)
-    prediction = PREDICTIONS.get(recipe.objective.name)
-    trained: dict[str, Any] = {} if prediction is None else {"prediction_type": _PREDICTION_TYPES[prediction]}
-    if recipe.objective.zero_terminal_snr:
-        trained |= _ZERO_SNR
+    config, trained = _published_scheduler(recipe.model.weights), scheduler_settings(recipe)
     if config is not None:
         kind = getattr(library, config["_class_name"])
         if config.get("use_beta_sigmas"):
@@ -200,13 +205,20 @@ def _scheduler(recipe: Recipe, encoder: FrozenEncoders, options: GenerateOptions
         if not trained.keys() <= inspect.signature(kind).parameters.keys():  # as SD 1.5's own lacks the last step
             kind = library.EulerDiscreteScheduler
         return kind.from_config(config, **trained), "the weights"
-    if prediction is not None:
+    if trained:
         betas = {"beta_start": ddpm.FIRST_BETA, "beta_end": ddpm.LAST_BETA, "beta_schedule": "scaled_linear"}
         kind = library.EulerDiscreteScheduler
         return kind(**betas | {"timestep_spacing": "leading", "steps_offset": 1} | trained), "the recipe"
     latent = encoder.autoencoder.geometry.latent(options.shape)
     shift = draws.shift_ratio(recipe.objective, options.shape, latent)
     return library.FlowMatchEulerDiscreteScheduler(shift=shift), "the recipe"
+
+
+def scheduler_settings(recipe: Recipe) -> dict[str, Any]:
+    """Return the settings of a scheduler that are those of the training; none for flows, which have one kind."""
+    prediction = PREDICTIONS.get(recipe.objective.name)
+    trained: dict[str, Any] = {} if prediction is None else {"prediction_type": _PREDICTION_TYPES[prediction]}
+    return trained | (_ZERO_SNR if recipe.objective.zero_terminal_snr else {})
 
 
 def _published_scheduler(source: str | None) -> Any:
@@ -230,6 +242,32 @@ def call_arguments(pipe: Any, recipe: Recipe, text: TextEmbedding, options: Gene
     values |= dict.fromkeys(counted, shape.num_frames)
     known = inspect.signature(pipe.__call__).parameters
     return {name: v for name, v in (values | {"height": shape.height, "width": shape.width}).items() if name in known}
+
+
+def arguments_with_words(recipe: Recipe, options: GenerateOptions) -> dict[str, Any] | None:
+    """Return what the family's pipeline is called with beside a prompt, to draw as we do; None if none does.
+
+    Guiders are parts of a pipeline (`guider`).
+    """
+    if (reason := _why_never(recipe)) is not None:
+        return None
+    family, config, text = _family(recipe), components.family_config(recipe.model), recipe.text_encoder
+    if (own := family.word_arguments(config, text.max_length)) is None:
+        return None
+    kind = optional_imports.from_diffusers(registry.TEXT_ENCODERS[text.name].pipeline)
+    tokens = torch.zeros(2, text.max_length, text.dim)
+    empty = TextEmbedding(tokens, tokens[..., 0] == 0, tokens[:, 0])
+    embedded = call_arguments(kind, recipe, empty, options)
+    values = {name: value for name, value in embedded.items() if isinstance(value, int | float)} | own
+    length = inspect.signature(kind.__call__).parameters.get("max_sequence_length")
+    if length is None or values.setdefault(length.name, text.max_length) == length.default:
+        values.pop("max_sequence_length", None)
+    return values
+
+
+def guider(recipe: Recipe, guidance_scale: float) -> Any:
+    """Return the guider of the family's pipeline; None if its calls have a guidance scale."""
+    return _family(recipe).pipeline_settings(components.family_config(recipe.model), guidance_scale).get("guider")
 
 
 def _sample(

@@ -79,4 +79,9 @@ def pipeline_arguments(text: TextEmbedding, guidance_scale: float, fps: float, c
     }
 
 
-NETWORK = DiffusersNetwork(predict, encode_text={"chroma": encode_text}, pipeline_arguments=pipeline_arguments)
+NETWORK = DiffusersNetwork(
+    predict,
+    encode_text={"chroma": encode_text},
+    pipeline_arguments=pipeline_arguments,
+    pipeline_note="its pipeline attends to the padding of texts, which training masks: pictures differ from the previews",
+)

@@ -61,6 +61,7 @@ NETWORK = DiffusersNetwork(
     predict,
     encode_text={"ernie-image": encode_text},
     pipeline_arguments=unpadded_arguments,
+    word_arguments=lambda _config, _length: {"use_pe": False},  # a language model that rewrites prompts
     no_pipeline=rounds_latents,
     prepare=prepare,
 )

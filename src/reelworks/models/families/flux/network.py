@@ -67,4 +67,10 @@ def pipeline_arguments(text: TextEmbedding, guidance_scale: float, fps: float, c
     return values | {"true_cfg_scale": values.pop("guidance_scale")}
 
 
-NETWORK = DiffusersNetwork(predict, encode_text={"flux": encode_text}, pipeline_arguments=pipeline_arguments)
+NETWORK = DiffusersNetwork(
+    predict,
+    encode_text={"flux": encode_text},
+    pipeline_arguments=pipeline_arguments,
+    # Without it there is no second pass, which a network with a guidance input does not get.
+    word_arguments=lambda config, _length: {} if config.guidance_embeds else {"negative_prompt": ""},
+)

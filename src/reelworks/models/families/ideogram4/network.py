@@ -154,5 +154,6 @@ NETWORK = DiffusersNetwork(
     predict,
     encode_text={"ideogram-4": encode_text},
     prepare=prepare,
+    word_arguments=lambda _config, _length: None,
     no_pipeline=lambda *_: "the family's pipeline takes no embedded texts",
 )

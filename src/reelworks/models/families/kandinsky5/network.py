@@ -176,6 +176,8 @@ NETWORK = DiffusersNetwork(
     predict,
     encode_text=dict.fromkeys(("kandinsky5", "kandinsky5-image"), encode_text),
     pipeline_arguments=pipeline_arguments,
+    # The pipeline has negative words of its own, and draws pictures of seven sizes only.
+    word_arguments=lambda config, _length: {"negative_prompt": ""} if config.visual_cond else None,
     no_pipeline=_no_pipeline,
     prepare=prepare,
 )

@@ -43,5 +43,6 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
 NETWORK = DiffusersNetwork(
     predict,
     encode_text={"longcat-image": encode_text},
+    word_arguments=lambda _config, _length: {"enable_prompt_rewrite": False},
     no_pipeline=lambda *_: "the family's pipeline takes no texts that are embedded already",
 )

@@ -72,5 +72,6 @@ NETWORK = DiffusersNetwork(
     predict,
     encode_text={"ltx-video": encode_text},
     pipeline_arguments=pipeline_arguments,
+    word_arguments=lambda config, _length: None if config.causal_times else {},
     no_pipeline=_no_pipeline,
 )

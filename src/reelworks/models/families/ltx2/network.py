@@ -162,5 +162,6 @@ NETWORK = DiffusersNetwork(
         **dict.fromkeys(("ltx-2-sound", "ltx-2.3-sound", "ltx-2.5-sound"), encode_both),
     },
     predict_both=predict_both,
+    word_arguments=lambda _config, _length: None,
     no_pipeline=lambda *_: "the family's pipeline draws its own noise for the sound",
 )

@@ -138,5 +138,6 @@ NETWORK = DiffusersNetwork(
         "qwen-image-edit-plus": encode_text_and_pictures,
     },
     pipeline_arguments=pipeline_arguments,
+    word_arguments=lambda _config, _length: {"negative_prompt": ""},  # without which it takes no second pass
     load_processor=load,
 )

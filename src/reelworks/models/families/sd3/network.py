@@ -10,6 +10,8 @@ from reelworks.models.api import DenoiserInputs
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, pooled_guidance_arguments
 from reelworks.models.families.sd3.spec import SD3Config
 
+_CLIP_TOKENS = 77
+
 
 def predict(module: Any, inputs: DenoiserInputs, config: SD3Config) -> Tensor:
     """Return the velocity `[B, C, 1, H, W]`; the network's own points towards the noise.
@@ -38,4 +40,9 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
     return EncodedText(tokens, pooled=pooled)
 
 
-NETWORK = DiffusersNetwork(predict, encode_text={"sd3": encode_text}, pipeline_arguments=pooled_guidance_arguments)
+NETWORK = DiffusersNetwork(
+    predict,
+    encode_text={"sd3": encode_text},
+    pipeline_arguments=pooled_guidance_arguments,
+    word_arguments=lambda _config, length: {"max_sequence_length": length - _CLIP_TOKENS},  # those of its T5
+)
