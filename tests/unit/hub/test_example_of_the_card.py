@@ -116,7 +116,9 @@ def run_here(code: str, name: str, place: Path) -> np.ndarray:
     if name == "sd3-tiny":  # whose CLIPs have 16 tokens, not 77
         code = code.replace("'max_sequence_length': -49", "'max_sequence_length': 12")
     if name == "chroma-tiny":  # which the card says
-        kept = "own = pipeline._prepare_attention_mask\npipeline._prepare_attention_mask = lambda **m: own(**m).bool()\n"
+        kept = (
+            "own = pipeline._prepare_attention_mask\npipeline._prepare_attention_mask = lambda **m: own(**m).bool()\n"
+        )
         assert "attends to the padding" in code
         code = code.replace(drawn, kept + drawn)
     values: dict[str, Any] = {}
@@ -132,7 +134,9 @@ def run_here(code: str, name: str, place: Path) -> np.ndarray:
 @pytest.mark.quick_cases(1)
 def test_the_example_draws_what_we_draw(name, changes, tmp_path, monkeypatch):
     """From the same base, LoRA, words and seed, also where the base reads outputs otherwise than was trained."""
-    monkeypatch.setitem(encoders.load_pipeline.__kwdefaults__, "dtype", torch.float32)  # texts as exact as the example's
+    monkeypatch.setitem(
+        encoders.load_pipeline.__kwdefaults__, "dtype", torch.float32
+    )  # texts as exact as the example's
     exact = encoders.CONTRACT.__class__(torch.float32, torch.float32, None, None, torch.float32, {})
     monkeypatch.setattr(encoders.FamilyTextEncoder, "contract", exact)
     tiny_families.write(name, tmp_path, **({"expand_timesteps": True} if name == "wan-tiny" else {}))
@@ -189,9 +193,7 @@ def test_the_call_is_short_where_the_pipeline_has_the_same(name, wanted):
 
 def test_what_no_pipeline_reads_has_no_call():
     """Texts of a layer before the last, another output of the network, and adapters of a pipeline that takes none."""
-    clip = card_of(
-        recipe_for("sd1.5-tiny", objective={"name": "epsilon"}, text_encoder={"name": "sd1.5-clip-skip-2"})
-    )
+    clip = card_of(recipe_for("sd1.5-tiny", objective={"name": "epsilon"}, text_encoder={"name": "sd1.5-clip-skip-2"}))
     assert "| text encoder | `sd1.5-clip-skip-2` |" in clip.to_text()
     for card in (clip, card_of(recipe_for("wan-tiny", objective={"prediction": "sample"}))):
         assert card.call is None

@@ -184,7 +184,9 @@ class Card:
     def by_adapter(self) -> bool:
         """Whether diffusers reads the file by the network, as its pipeline does not."""
         kind = optional_imports.from_diffusers(self.pipeline or "")
-        return (self.recipe.lora is not None and self.recipe.lora.type == "lokr") or not hasattr(kind, "load_lora_weights")
+        return (self.recipe.lora is not None and self.recipe.lora.type == "lokr") or not hasattr(
+            kind, "load_lora_weights"
+        )
 
     @property
     def task(self) -> str:

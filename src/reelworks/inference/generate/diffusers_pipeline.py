@@ -249,7 +249,7 @@ def arguments_with_words(recipe: Recipe, options: GenerateOptions) -> dict[str, 
 
     Guiders are parts of a pipeline (`guider`).
     """
-    if (reason := _why_never(recipe)) is not None:
+    if _why_never(recipe) is not None:
         return None
     family, config, text = _family(recipe), components.family_config(recipe.model), recipe.text_encoder
     if (own := family.word_arguments(config, text.max_length)) is None:
