@@ -157,7 +157,7 @@ class DiffusersNetwork:
     load_processor: Callable[[Any, str], Any] | None = None
     # `prepare(module)` is called with every network that was built.
     prepare: Callable[[Any], None] = lambda _module: None
-    # `load(source, dtype)` returns what `encode_text` gets in place of a pipeline, if the family has a modular one only.
+    # `load(source, dtype)` returns what `encode_text` gets in place of a pipeline, if none is loaded from a release alone.
     load_text_parts: Callable[[str, torch.dtype], Any] | None = None
 
     keeps_file_tensors = True

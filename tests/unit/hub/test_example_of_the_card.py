@@ -56,11 +56,9 @@ DRAWN: list[tuple[str, dict[str, Any]]] = [
     ("sd3-tiny", {}),
     ("z-image-tiny", {}),
 ]
-# Pipelines that are modular, or draw otherwise than we do, or are built from parts that lie elsewhere.
-NOT_DRAWN = {
-    *("anima-tiny", "flux3-tiny", "hidream-i1-tiny", "ideogram-4-tiny", "kandinsky5-image-tiny", "ltx-2-tiny"),
-    *("minimax-h3-tiny", "qwen-image-2.1-tiny"),
-}
+# Pipelines that are modular, or whose parts lie in several places; and those that draw otherwise than we do.
+PARTS_ELSEWHERE = {"anima-tiny", "flux3-tiny", "hidream-i1-tiny", "minimax-h3-tiny", "qwen-image-2.1-tiny"}
+NOT_DRAWN = PARTS_ELSEWHERE | {"ideogram-4-tiny", "kandinsky5-image-tiny", "ltx-2-tiny"}
 
 
 def recipe_for(name: str, place: object = "c/d", **changes: Any) -> Any:
@@ -161,11 +159,13 @@ def test_every_family_draws_by_its_example_or_says_only_how_it_is_loaded():
             of_words.add(name)
     assert of_words - {"wan-2.2-tiny"} == {name for name, _ in DRAWN} | NOT_DRAWN  # whose two networks have a file each
     for name in NOT_DRAWN:
-        code = example(card_of(recipe_for(name)))
-        assert code == (
-            '# pipeline: that of the base in diffusers\npipeline.load_lora_weights("a/b", weight_name="lora.safetensors")\n'
-        )
-        assert hasattr(getattr(diffusers, card_of(recipe_for(name)).pipeline or ""), "load_lora_weights")
+        card = card_of(recipe_for(name))
+        *before, load = (example(card) or "").splitlines()
+        assert load == 'pipeline.load_lora_weights("a/b", weight_name="lora.safetensors")'
+        assert hasattr(getattr(diffusers, card.pipeline or ""), "load_lora_weights")
+        told = before == ["# pipeline: that of the base in diffusers"]
+        assert told == (name in PARTS_ELSEWHERE), name
+        assert told or "from diffusers import DiffusionPipeline" in before
 
 
 @pytest.mark.parametrize(
@@ -207,3 +207,14 @@ def test_a_network_without_a_pipeline_has_no_example():
     card = card_of(recipe, 7.5)
     assert card.pipeline is None
     assert example(card) is None
+
+
+def test_quoted_words_are_not_read_letter_by_letter(tmp_path, monkeypatch):
+    """The card says so; the encoder of letters, whose values nobody reads, is not asked."""
+    recipe = recipe_for("hunyuan-video-1.5-tiny", tiny_families.write("hunyuan-video-1.5-tiny", tmp_path))
+    assert "# its pipeline also reads the letters of quoted words" in card_of(recipe).to_text()
+    encoder = build.encoder(recipe, CPU)
+    asked: list[object] = []
+    encoder.text_encoder._pipeline.text_encoder_2.register_forward_hook(lambda *_: asked.append(1))
+    encoder.texts(['a sign says "waves" in the sun'], [False])
+    assert asked == []

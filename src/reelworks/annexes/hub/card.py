@@ -130,10 +130,11 @@ class Card:
     def pipeline(self) -> str | None:
         """Name of the pipeline of diffusers that draws with the model; None if there is none."""
         known = registry.TEXT_ENCODERS.get(registry.PRESETS[self.recipe.model.name].parts.text)
-        return known.pipeline if known and isinstance(self._network, DiffusersNetwork) else None
+        return known.pipeline if known and isinstance(self.network, DiffusersNetwork) else None
 
     @property
-    def _network(self) -> Any:
+    def network(self) -> Any:
+        """How the family's networks and its pipeline are called."""
         return registry.load_network(registry.family_of(self.recipe.model.name))
 
     @property
@@ -144,10 +145,9 @@ class Card:
         return diffusers_pipeline.arguments_with_words(self.recipe, options)
 
     @property
-    def guider(self) -> str | None:
-        """Class of the guider that the pipeline needs; None if its calls have a guidance scale."""
-        guider = diffusers_pipeline.guider(self.recipe, self.sampling.guidance_scale)
-        return guider and type(guider).__name__
+    def has_guider(self) -> bool:
+        """Whether the pipeline guides by a part of it, and not by an argument."""
+        return "guider" in self.network.pipeline_settings(components.family_config(self.recipe.model), 1.0)
 
     @property
     def scheduler(self) -> dict[str, Any]:
@@ -156,37 +156,9 @@ class Card:
         return {} if settings == {"prediction_type": "epsilon"} else settings
 
     @property
-    def imported(self) -> list[str]:
-        """Classes of diffusers in the Python of the card, the first of which is that of the pipeline."""
-        if self.call is None or self.pipeline is None:
-            return ["DiffusionPipeline"]
-        others = [self.guider, "EulerDiscreteScheduler" if self.scheduler else None]
-        return [self.pipeline, *(name for name in others if name)]
-
-    @property
-    def loads(self) -> bool:
-        """Whether `from_pretrained` makes a pipeline of the base."""
-        config = components.family_config(self.recipe.model)
-        return self._network.word_arguments(config, self.recipe.text_encoder.max_length) is not None
-
-    @property
-    def note(self) -> str:
-        """What the pipeline does otherwise than training."""
-        return self._network.pipeline_note
-
-    @property
-    def text_encoder(self) -> str | None:
-        """Text encoder, if it is another than the base was published with."""
-        name = self.recipe.text_encoder.name
-        return None if name == registry.PRESETS[self.recipe.model.name].parts.text else name
-
-    @property
-    def by_adapter(self) -> bool:
-        """Whether diffusers reads the file by the network, as its pipeline does not."""
-        kind = optional_imports.from_diffusers(self.pipeline or "")
-        return (self.recipe.lora is not None and self.recipe.lora.type == "lokr") or not hasattr(
-            kind, "load_lora_weights"
-        )
+    def takes_lora(self) -> bool:
+        """Whether the pipeline loads a LoRA; else its network does."""
+        return hasattr(optional_imports.from_diffusers(self.pipeline or ""), "load_lora_weights")
 
     @property
     def task(self) -> str:

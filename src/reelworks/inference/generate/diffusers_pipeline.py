@@ -247,27 +247,20 @@ def call_arguments(pipe: Any, recipe: Recipe, text: TextEmbedding, options: Gene
 def arguments_with_words(recipe: Recipe, options: GenerateOptions) -> dict[str, Any] | None:
     """Return what the family's pipeline is called with beside a prompt, to draw as we do; None if none does.
 
-    Guiders are parts of a pipeline (`guider`).
+    Guiders are settings of a pipeline.
     """
-    if _why_never(recipe) is not None:
+    if _why_never(recipe) is not None or (family := _family(recipe)).load_text_parts is not None:
         return None
-    family, config, text = _family(recipe), components.family_config(recipe.model), recipe.text_encoder
-    if (own := family.word_arguments(config, text.max_length)) is None:
+    text, tokens = recipe.text_encoder, torch.zeros(2, 1, recipe.text_encoder.dim)
+    own = family.word_arguments(components.family_config(recipe.model), text.max_length)
+    if own is None:
         return None
     kind = optional_imports.from_diffusers(registry.TEXT_ENCODERS[text.name].pipeline)
-    tokens = torch.zeros(2, text.max_length, text.dim)
-    empty = TextEmbedding(tokens, tokens[..., 0] == 0, tokens[:, 0])
-    embedded = call_arguments(kind, recipe, empty, options)
-    values = {name: value for name, value in embedded.items() if isinstance(value, int | float)} | own
-    length = inspect.signature(kind.__call__).parameters.get("max_sequence_length")
-    if length is None or values.setdefault(length.name, text.max_length) == length.default:
-        values.pop("max_sequence_length", None)
-    return values
-
-
-def guider(recipe: Recipe, guidance_scale: float) -> Any:
-    """Return the guider of the family's pipeline; None if its calls have a guidance scale."""
-    return _family(recipe).pipeline_settings(components.family_config(recipe.model), guidance_scale).get("guider")
+    embedded = call_arguments(kind, recipe, TextEmbedding(tokens, tokens[..., 0] == 0, tokens[:, 0]), options)
+    own = {"max_sequence_length": text.max_length} | own
+    known = inspect.signature(kind.__call__).parameters
+    own = {name: value for name, value in own.items() if name in known and value != known[name].default}
+    return {name: value for name, value in embedded.items() if isinstance(value, int | float)} | own
 
 
 def _sample(

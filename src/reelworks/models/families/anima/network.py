@@ -84,6 +84,5 @@ NETWORK = DiffusersNetwork(
     predict,
     encode_text={"anima": encode_text},
     load_text_parts=load_text_parts,
-    word_arguments=lambda _config, _length: None,
     no_pipeline=lambda *_: "the family has a modular pipeline only",
 )

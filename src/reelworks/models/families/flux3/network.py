@@ -139,6 +139,5 @@ NETWORK = DiffusersNetwork(
     encode_text={"flux3": encode_text},
     prepare=prepare,
     load_text_parts=load_qwen3_vl,
-    word_arguments=lambda _config, _length: None,
     no_pipeline=lambda *_: "the family has a modular pipeline only",
 )

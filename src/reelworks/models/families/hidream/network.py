@@ -112,7 +112,6 @@ def load_text_parts(source: str, dtype: torch.dtype) -> Any:
 NETWORK = DiffusersNetwork(
     predict,
     encode_text={"hidream": encode_text},
-    word_arguments=lambda _config, _length: None,
     no_pipeline=lambda *_: "the family's pipeline draws pictures of one area only",
     prepare=prepare,
     load_text_parts=load_text_parts,

@@ -150,6 +150,5 @@ NETWORK = DiffusersNetwork(
     predict_both=predict_both,
     load_text_parts=load_qwen3_vl,
     load_processor=pictures.load,
-    word_arguments=lambda _config, _length: None,
     no_pipeline=lambda *_: "the family has a modular pipeline only",
 )

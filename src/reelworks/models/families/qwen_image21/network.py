@@ -187,6 +187,5 @@ NETWORK = DiffusersNetwork(
     predict,
     encode_text={"qwen-image-2.1": encode_text, "qwen-image-2.1-edit": encode_text_and_pictures},
     load_text_parts=load_text_parts,
-    word_arguments=lambda _config, _length: None,
     no_pipeline=lambda *_: "the family's pipeline cannot be built without a text encoder, and makes RGBA pictures",
 )
