@@ -140,9 +140,9 @@ class DiffusersNetwork:
     # `encode(encoder, numbers of words)` by name of text encoders that a LoRA can train returns the embedding of tokens of one
     # of them, `[B, L, D]`, and the pooled one or None; tokens of several are joined, and the last one has the pooled one.
     trained_text: Mapping[str, Callable[[Any, Tensor], tuple[Tensor, Tensor | None]]] = field(default_factory=dict)
-    # `arguments(text, guidance_scale, fps, config)` returns the arguments of a pipeline call except sizes and steps;
+    # `arguments(text, guidance_scale, config)` returns the arguments of a pipeline call except sizes and steps;
     # `text` has a row for the caption and one for the empty caption.
-    pipeline_arguments: Callable[[TextEmbedding, float, float, Any], dict[str, Any]] | None = None
+    pipeline_arguments: Callable[[TextEmbedding, float, Any], dict[str, Any]] | None = None
     # `arguments(config, max_length)` returns what a call with words has beside that, so that the pipeline neither rewrites the
     # prompt nor guides away from words of its own; None if it draws otherwise than we do.
     word_arguments: Callable[[Any, int], dict[str, Any] | None] = lambda _config, _length: {}
@@ -343,7 +343,7 @@ def lower_input(layer: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
     return (args[0].to(layer.weight.dtype),)
 
 
-def guidance_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: Any) -> dict[str, Any]:
+def guidance_arguments(text: TextEmbedding, guidance_scale: float, config: Any) -> dict[str, Any]:
     """Return pipeline arguments: embeddings of the caption and the empty caption, and the guidance scale."""
     return {
         "prompt_embeds": text.tokens[:1],
@@ -352,15 +352,23 @@ def guidance_arguments(text: TextEmbedding, guidance_scale: float, fps: float, c
     }
 
 
-def unpadded_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: Any) -> dict[str, Any]:
+def masked_arguments(
+    text: TextEmbedding, guidance_scale: float, config: Any, mask: str = "attention_mask"
+) -> dict[str, Any]:
+    """Return the arguments of `guidance_arguments` and the masks of both texts, `prompt_` and the name."""
+    masks = {f"prompt_{mask}": text.mask[:1], f"negative_prompt_{mask}": text.mask[1:]}
+    return guidance_arguments(text, guidance_scale, config) | masks
+
+
+def unpadded_arguments(text: TextEmbedding, guidance_scale: float, config: Any) -> dict[str, Any]:
     """Return the arguments of `guidance_arguments` for pipelines that take texts without padding."""
     prompt, negative = ([tokens[mask]] for tokens, mask in zip(text.tokens, text.mask, strict=True))
     return {"prompt_embeds": prompt, "negative_prompt_embeds": negative, "guidance_scale": guidance_scale}
 
 
-def pooled_guidance_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: Any) -> dict[str, Any]:
+def pooled_guidance_arguments(text: TextEmbedding, guidance_scale: float, config: Any) -> dict[str, Any]:
     """Return the arguments of `guidance_arguments` and the pooled caption embeddings."""
-    return guidance_arguments(text, guidance_scale, fps, config) | {
+    return guidance_arguments(text, guidance_scale, config) | {
         "pooled_prompt_embeds": text.pooled[:1],
         "negative_pooled_prompt_embeds": text.pooled[1:],
     }

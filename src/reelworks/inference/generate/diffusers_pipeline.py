@@ -237,7 +237,7 @@ def call_arguments(pipe: Any, recipe: Recipe, text: TextEmbedding, options: Gene
     """Return what a family's pipeline, or its class, is called with: texts, guidance as it counts that, steps and sizes."""
     shape, scale, config = options.shape, options.guidance_scale, components.family_config(recipe.model)
     of_family, counted = _family(recipe).pipeline_arguments, () if config.pictures_only else ("num_frames", "frames")
-    own = of_family(text, scale, options.fps, config) if of_family else {"guidance_scale": scale}
+    own = of_family(text, scale, config) if of_family else {"guidance_scale": scale}
     values = {"frame_rate": options.fps, **own, "num_inference_steps": options.num_inference_steps}
     values |= dict.fromkeys(counted, shape.num_frames)
     known = inspect.signature(pipe.__call__).parameters

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from reelworks.models.api import PURE_NOISE, DenoiserInputs, TextEmbedding
+from reelworks.models.api import PURE_NOISE, DenoiserInputs
 from reelworks.models.diffusers_denoiser import (
     DiffusersNetwork,
     EncodedText,
     embedded,
     grid,
-    guidance_arguments,
+    masked_arguments,
     pack,
     unpack,
 )
@@ -71,17 +71,9 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
     return EncodedText(tokens, mask)
 
 
-def pipeline_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: ChromaConfig) -> dict[str, Any]:
-    """Return the arguments of a pipeline call; masks must be of booleans, since others are added to attention."""
-    return guidance_arguments(text, guidance_scale, fps, config) | {
-        "prompt_attention_mask": text.mask[:1],
-        "negative_prompt_attention_mask": text.mask[1:],
-    }
-
-
 NETWORK = DiffusersNetwork(
     predict,
     encode_text={"chroma": encode_text},
-    pipeline_arguments=pipeline_arguments,
+    pipeline_arguments=masked_arguments,
     pipeline_note="its pipeline attends to the padding of texts, which training masks: pictures differ from the previews",
 )

@@ -59,9 +59,9 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
     return EncodedText(tokens, pooled=pooled)
 
 
-def pipeline_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: FluxConfig) -> dict[str, Any]:
+def pipeline_arguments(text: TextEmbedding, guidance_scale: float, config: FluxConfig) -> dict[str, Any]:
     """Return the arguments of a pipeline call; a network without a guidance input gets a second pass."""
-    values = pooled_guidance_arguments(text, guidance_scale, fps, config)
+    values = pooled_guidance_arguments(text, guidance_scale, config)
     if config.guidance_embeds:
         return values
     return values | {"true_cfg_scale": values.pop("guidance_scale")}

@@ -50,9 +50,9 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
     return EncodedText(pipeline.encode_prompt(captions, max_sequence_length=length)[0])
 
 
-def pipeline_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: Flux2Config) -> dict[str, Any]:
+def pipeline_arguments(text: TextEmbedding, guidance_scale: float, config: Flux2Config) -> dict[str, Any]:
     """Return the arguments of a pipeline call; a network without a guidance input gets a second pass."""
-    values = guidance_arguments(text, guidance_scale, fps, config)
+    values = guidance_arguments(text, guidance_scale, config)
     if config.guidance_embeds:
         del values["negative_prompt_embeds"]
     return values

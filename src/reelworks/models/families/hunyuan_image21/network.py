@@ -86,9 +86,7 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
     return EncodedText(torch.cat([letters, words], dim=1), torch.cat([letters_mask, mask], dim=1))
 
 
-def pipeline_arguments(
-    text: TextEmbedding, guidance_scale: float, fps: float, config: HunyuanImage21Config
-) -> dict[str, Any]:
+def pipeline_arguments(text: TextEmbedding, guidance_scale: float, config: HunyuanImage21Config) -> dict[str, Any]:
     """Return the arguments of a pipeline call."""
     values: dict[str, Any] = {}
     count = letters_of(text.tokens.shape[1])

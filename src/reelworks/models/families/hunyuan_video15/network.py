@@ -99,9 +99,7 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
     return EncodedText(tokens, mask)
 
 
-def pipeline_arguments(
-    text: TextEmbedding, guidance_scale: float, fps: float, config: HunyuanVideo15Config
-) -> dict[str, Any]:
+def pipeline_arguments(text: TextEmbedding, guidance_scale: float, config: HunyuanVideo15Config) -> dict[str, Any]:
     """Return the arguments of a pipeline call, without text to be rendered in the picture, as in training."""
     values: dict[str, Any] = {}
     for row, sign in enumerate(("", "negative_")):

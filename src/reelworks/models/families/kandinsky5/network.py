@@ -150,9 +150,7 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
     return EncodedText.from_rows([each[0] for each in tokens])._replace(pooled=torch.cat(pooled))
 
 
-def pipeline_arguments(
-    text: TextEmbedding, guidance_scale: float, fps: float, config: Kandinsky5Config
-) -> dict[str, Any]:
+def pipeline_arguments(text: TextEmbedding, guidance_scale: float, config: Kandinsky5Config) -> dict[str, Any]:
     """Return the arguments of a pipeline call, which takes texts without padding."""
     values: dict[str, Any] = {"guidance_scale": guidance_scale}
     for row, sign in enumerate(("", "negative_")):

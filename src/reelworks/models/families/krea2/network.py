@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from reelworks.models.api import PURE_NOISE, DenoiserInputs, TextEmbedding
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, grid, guidance_arguments, pack, unpack
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, grid, masked_arguments, pack, unpack
 from reelworks.models.families.krea2.spec import Krea2Config
 
 
@@ -42,12 +42,10 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
     return EncodedText(tokens.flatten(2), mask)
 
 
-def pipeline_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: Krea2Config) -> dict[str, Any]:
+def pipeline_arguments(text: TextEmbedding, guidance_scale: float, config: Krea2Config) -> dict[str, Any]:
     """Return the arguments of a pipeline call, whose guidance scale is lower by 1."""
-    return guidance_arguments(text._replace(tokens=_layers(text.tokens, config)), guidance_scale - 1, fps, config) | {
-        "prompt_embeds_mask": text.mask[:1],
-        "negative_prompt_embeds_mask": text.mask[1:],
-    }
+    text = text._replace(tokens=_layers(text.tokens, config))
+    return masked_arguments(text, guidance_scale - 1, config, "embeds_mask")
 
 
 NETWORK = DiffusersNetwork(

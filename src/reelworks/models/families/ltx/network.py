@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reelworks.models.api import DenoiserInputs, TextEmbedding
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, grid, guidance_arguments, with_sources
+from reelworks.models.api import DenoiserInputs
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, grid, masked_arguments, with_sources
 from reelworks.models.families.ltx.spec import LTXConfig
 
 _STRIDE = (8, 32, 32)  # pixels per latent element of its autoencoder
@@ -55,15 +55,6 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
     return EncodedText(tokens, mask)
 
 
-def pipeline_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: LTXConfig) -> dict[str, Any]:
-    """Return the arguments of a pipeline call, which include the frame rate."""
-    return guidance_arguments(text, guidance_scale, fps, config) | {
-        "prompt_attention_mask": text.mask[:1],
-        "negative_prompt_attention_mask": text.mask[1:],
-        "frame_rate": fps,
-    }
-
-
 def _no_pipeline(_module: Any, config: LTXConfig) -> str | None:
     return "the family's pipeline has the times of frames of older releases" if config.causal_times else None
 
@@ -71,7 +62,7 @@ def _no_pipeline(_module: Any, config: LTXConfig) -> str | None:
 NETWORK = DiffusersNetwork(
     predict,
     encode_text={"ltx-video": encode_text},
-    pipeline_arguments=pipeline_arguments,
+    pipeline_arguments=masked_arguments,
     word_arguments=lambda config, _length: None if config.causal_times else {},
     no_pipeline=_no_pipeline,
 )

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from reelworks.models.api import PURE_NOISE, DenoiserInputs, TextEmbedding
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, grid, guidance_arguments
+from reelworks.models.api import PURE_NOISE, DenoiserInputs
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, grid, masked_arguments
 from reelworks.models.families.lumina2.spec import Lumina2Config
 
 
@@ -83,14 +83,6 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
     return EncodedText(tokens, mask)
 
 
-def pipeline_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: Lumina2Config) -> dict[str, Any]:
-    """Return the arguments of a call."""
-    return guidance_arguments(text, guidance_scale, fps, config) | {
-        "prompt_attention_mask": text.mask[:1],
-        "negative_prompt_attention_mask": text.mask[1:],
-    }
-
-
 NETWORK = DiffusersNetwork(
-    predict, encode_text={"lumina2": encode_text}, pipeline_arguments=pipeline_arguments, prepare=prepare
+    predict, encode_text={"lumina2": encode_text}, pipeline_arguments=masked_arguments, prepare=prepare
 )

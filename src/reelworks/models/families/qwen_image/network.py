@@ -18,7 +18,7 @@ from reelworks.models.diffusers_denoiser import (
     DiffusersNetwork,
     EncodedText,
     embedded,
-    guidance_arguments,
+    masked_arguments,
     pack,
     unpack,
 )
@@ -118,16 +118,10 @@ def _scaled(pictures_BTHWC: Tensor, area_px: int) -> list[Image.Image]:
     ]
 
 
-def pipeline_arguments(
-    text: TextEmbedding, guidance_scale: float, fps: float, config: QwenImageConfig
-) -> dict[str, Any]:
+def pipeline_arguments(text: TextEmbedding, guidance_scale: float, config: QwenImageConfig) -> dict[str, Any]:
     """Return the arguments of a pipeline call; its guidance scale is named `true_cfg_scale`."""
-    values = guidance_arguments(text, guidance_scale, fps, config)
-    return values | {
-        "true_cfg_scale": values.pop("guidance_scale"),
-        "prompt_embeds_mask": text.mask[:1],
-        "negative_prompt_embeds_mask": text.mask[1:],
-    }
+    values = masked_arguments(text, guidance_scale, config, "embeds_mask")
+    return values | {"true_cfg_scale": values.pop("guidance_scale")}
 
 
 NETWORK = DiffusersNetwork(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from reelworks.models.api import DenoiserInputs, TextEmbedding
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, guidance_arguments
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, masked_arguments
 from reelworks.models.families.sana_video.spec import SanaVideoConfig
 
 
@@ -38,16 +38,10 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
     return EncodedText(torch.cat(tokens), torch.cat(masks))
 
 
-def pipeline_arguments(
-    text: TextEmbedding, guidance_scale: float, fps: float, config: SanaVideoConfig
-) -> dict[str, Any]:
+def pipeline_arguments(text: TextEmbedding, guidance_scale: float, config: SanaVideoConfig) -> dict[str, Any]:
     """Return the arguments of a pipeline call at the asked size, and not at the nearest of the release's."""
-    return guidance_arguments(text, guidance_scale, fps, config) | {
-        "prompt_attention_mask": text.mask[:1],
-        "negative_prompt": None,
-        "negative_prompt_attention_mask": text.mask[1:],
-        "use_resolution_binning": False,
-    }
+    masked = masked_arguments(text, guidance_scale, config)
+    return masked | {"negative_prompt": None, "use_resolution_binning": False}
 
 
 NETWORK = DiffusersNetwork(predict, encode_text={"sana-video": encode_text}, pipeline_arguments=pipeline_arguments)

@@ -29,9 +29,9 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
     return EncodedText.from_rows(rows)
 
 
-def pipeline_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: ZImageConfig) -> dict[str, Any]:
+def pipeline_arguments(text: TextEmbedding, guidance_scale: float, config: ZImageConfig) -> dict[str, Any]:
     """Return the arguments of a pipeline call, whose guidance scale is lower by 1."""
-    return unpadded_arguments(text, guidance_scale - 1, fps, config)
+    return unpadded_arguments(text, guidance_scale - 1, config)
 
 
 NETWORK = DiffusersNetwork(predict, encode_text={"z-image": encode_text}, pipeline_arguments=pipeline_arguments)
