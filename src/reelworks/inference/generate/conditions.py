@@ -159,15 +159,7 @@ def read(path: Path, shape: Shape, condition_frames: int, config: DataConfig, op
     try:
         return _load(path, wanted, option, config, first_frame_draw=_LAST)
     except MediaError as error:
-        raise UserError(
-            str(error),
-            code="condition-unreadable",
-            field=option,
-            value=str(path),
-            remedy="name a picture, or a longer clip (--condition-frames)"
-            if condition_frames > 1
-            else "name a picture or a clip",
-        ) from error
+        raise _unreadable(str(error), path, option, wanted) from error
 
 
 def companions(

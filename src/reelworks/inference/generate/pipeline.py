@@ -68,13 +68,9 @@ class GenerateOptions:
         validation.require_given_frames(recipe.model, c.reference, c.last_frame, shape.num_frames)
         sampled, fps = defaults.sampled(recipe), defaults.fps_of(data)
         config = conditions.as_read(recipe, fps)
-        reference = (
-            None if c.reference is None else conditions.read(Path(c.reference), shape, 1, config, "samples.reference")
-        )
-        last = (
-            None
-            if c.last_frame is None
-            else conditions.read(Path(c.last_frame), shape, 1, config, "samples.last_frame")
+        reference, last = (
+            None if file is None else conditions.read(Path(file), shape, 1, config, f"samples.{key}")
+            for key, file in (("reference", c.reference), ("last_frame", c.last_frame))
         )
         kept = None if c.inpaint is None else conditions.companion(Path(c.inpaint), shape, "samples.inpaint", config)
         return cls(

@@ -334,7 +334,7 @@ class SamplesConfig(Config):
         default=None,
         gt=0,
         le=240,
-        description="frames per second; default: what most trained videos are read at, or the rate of the model, or 24",
+        description="frames per second; default: that of trained videos as read, or of the model",
     )
     num_inference_steps: int | None = Field(
         default=None, ge=1, description="steps of the sampler; default: usual value of the model"
