@@ -343,32 +343,31 @@ def lower_input(layer: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
     return (args[0].to(layer.weight.dtype),)
 
 
+def of_both(text: TextEmbedding, arguments: Callable[[TextEmbedding], dict[str, Any]]) -> dict[str, Any]:
+    """Return pipeline arguments of the caption, and those of the empty one, which are named after it."""
+    prompt, empty = (arguments(TextEmbedding(*(values[i : i + 1] for values in text))) for i in range(2))
+    return prompt | {f"negative_{name}": value for name, value in empty.items()}
+
+
 def guidance_arguments(text: TextEmbedding, guidance_scale: float, config: Any) -> dict[str, Any]:
     """Return pipeline arguments: embeddings of the caption and the empty caption, and the guidance scale."""
-    return {
-        "prompt_embeds": text.tokens[:1],
-        "negative_prompt_embeds": text.tokens[1:],
-        "guidance_scale": guidance_scale,
-    }
+    return of_both(text, lambda one: {"prompt_embeds": one.tokens}) | {"guidance_scale": guidance_scale}
 
 
 def masked_arguments(
     text: TextEmbedding, guidance_scale: float, config: Any, mask: str = "attention_mask"
 ) -> dict[str, Any]:
     """Return the arguments of `guidance_arguments` and the masks of both texts, `prompt_` and the name."""
-    masks = {f"prompt_{mask}": text.mask[:1], f"negative_prompt_{mask}": text.mask[1:]}
-    return guidance_arguments(text, guidance_scale, config) | masks
+    return guidance_arguments(text, guidance_scale, config) | of_both(text, lambda one: {f"prompt_{mask}": one.mask})
 
 
 def unpadded_arguments(text: TextEmbedding, guidance_scale: float, config: Any) -> dict[str, Any]:
     """Return the arguments of `guidance_arguments` for pipelines that take texts without padding."""
-    prompt, negative = ([tokens[mask]] for tokens, mask in zip(text.tokens, text.mask, strict=True))
-    return {"prompt_embeds": prompt, "negative_prompt_embeds": negative, "guidance_scale": guidance_scale}
+    unpadded = of_both(text, lambda one: {"prompt_embeds": [one.tokens[one.mask]]})
+    return unpadded | {"guidance_scale": guidance_scale}
 
 
 def pooled_guidance_arguments(text: TextEmbedding, guidance_scale: float, config: Any) -> dict[str, Any]:
     """Return the arguments of `guidance_arguments` and the pooled caption embeddings."""
-    return guidance_arguments(text, guidance_scale, config) | {
-        "pooled_prompt_embeds": text.pooled[:1],
-        "negative_pooled_prompt_embeds": text.pooled[1:],
-    }
+    pooled = of_both(text, lambda one: {"pooled_prompt_embeds": one.pooled})
+    return guidance_arguments(text, guidance_scale, config) | pooled

@@ -61,10 +61,8 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
 
 def pipeline_arguments(text: TextEmbedding, guidance_scale: float, config: FluxConfig) -> dict[str, Any]:
     """Return the arguments of a pipeline call; a network without a guidance input gets a second pass."""
-    values = pooled_guidance_arguments(text, guidance_scale, config)
-    if config.guidance_embeds:
-        return values
-    return values | {"true_cfg_scale": values.pop("guidance_scale")}
+    second = {} if config.guidance_embeds else {"true_cfg_scale": guidance_scale}
+    return pooled_guidance_arguments(text, guidance_scale, config) | second
 
 
 NETWORK = DiffusersNetwork(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from reelworks.models.api import PURE_NOISE, DenoiserInputs, TextEmbedding
+from reelworks.models.api import PURE_NOISE, DenoiserInputs
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, grid, guidance_arguments
 from reelworks.models.families.flux2.spec import Flux2Config
 
@@ -50,16 +50,8 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
     return EncodedText(pipeline.encode_prompt(captions, max_sequence_length=length)[0])
 
 
-def pipeline_arguments(text: TextEmbedding, guidance_scale: float, config: Flux2Config) -> dict[str, Any]:
-    """Return the arguments of a pipeline call; a network without a guidance input gets a second pass."""
-    values = guidance_arguments(text, guidance_scale, config)
-    if config.guidance_embeds:
-        del values["negative_prompt_embeds"]
-    return values
-
-
 NETWORK = DiffusersNetwork(
     predict,
     encode_text=dict.fromkeys(("flux2", "flux2-klein-4b", "flux2-klein-9b"), encode_text),
-    pipeline_arguments=pipeline_arguments,
+    pipeline_arguments=guidance_arguments,  # whose second text that of networks with a guidance input does not take
 )

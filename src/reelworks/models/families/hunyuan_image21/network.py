@@ -19,6 +19,7 @@ from reelworks.models.diffusers_denoiser import (
     DiffusersNetwork,
     EncodedText,
     embedded,
+    of_both,
     rounds_latents,
     with_plain_guider,
 )
@@ -88,17 +89,16 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
 
 def pipeline_arguments(text: TextEmbedding, guidance_scale: float, config: HunyuanImage21Config) -> dict[str, Any]:
     """Return the arguments of a pipeline call."""
-    values: dict[str, Any] = {}
     count = letters_of(text.tokens.shape[1])
-    for row, sign in enumerate(("", "negative_")):
-        tokens, mask = text.tokens[row : row + 1], text.mask[row : row + 1]
-        values |= {
-            f"{sign}prompt_embeds": tokens[:, count:],
-            f"{sign}prompt_embeds_mask": mask[:, count:],
-            f"{sign}prompt_embeds_2": tokens[:, :count, : config.text_embed_2_dim],
-            f"{sign}prompt_embeds_mask_2": mask[:, :count],
-        }
-    return values
+    return of_both(
+        text,
+        lambda one: {
+            "prompt_embeds": one.tokens[:, count:],
+            "prompt_embeds_mask": one.mask[:, count:],
+            "prompt_embeds_2": one.tokens[:, :count, : config.text_embed_2_dim],
+            "prompt_embeds_mask_2": one.mask[:, :count],
+        },
+    )
 
 
 NETWORK = DiffusersNetwork(

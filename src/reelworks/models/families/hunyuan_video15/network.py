@@ -14,6 +14,7 @@ from reelworks.models.diffusers_denoiser import (
     DiffusersNetwork,
     EncodedText,
     embedded,
+    of_both,
     rounds_latents,
     with_plain_guider,
 )
@@ -101,15 +102,11 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
 
 def pipeline_arguments(text: TextEmbedding, guidance_scale: float, config: HunyuanVideo15Config) -> dict[str, Any]:
     """Return the arguments of a pipeline call, without text to be rendered in the picture, as in training."""
-    values: dict[str, Any] = {}
-    for row, sign in enumerate(("", "negative_")):
-        values |= {
-            f"{sign}prompt_embeds": text.tokens[row : row + 1],
-            f"{sign}prompt_embeds_mask": text.mask[row : row + 1],
-            f"{sign}prompt_embeds_2": text.tokens.new_zeros(1, 1, config.text_embed_2_dim),
-            f"{sign}prompt_embeds_mask_2": text.mask.new_zeros(1, 1),
-        }
-    return values
+    none = {
+        "prompt_embeds_2": text.tokens.new_zeros(1, 1, config.text_embed_2_dim),
+        "prompt_embeds_mask_2": text.mask.new_zeros(1, 1),
+    }
+    return of_both(text, lambda one: {"prompt_embeds": one.tokens, "prompt_embeds_mask": one.mask} | none)
 
 
 NETWORK = DiffusersNetwork(

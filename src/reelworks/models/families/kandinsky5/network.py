@@ -16,7 +16,14 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from reelworks.models.api import DenoiserInputs, TextEmbedding
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, lower_input, rounds_latents, unpadded
+from reelworks.models.diffusers_denoiser import (
+    DiffusersNetwork,
+    EncodedText,
+    lower_input,
+    of_both,
+    rounds_latents,
+    unpadded,
+)
 from reelworks.models.families.kandinsky5.spec import Kandinsky5Config
 
 _PERIOD = 10_000.0
@@ -152,15 +159,15 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
 
 def pipeline_arguments(text: TextEmbedding, guidance_scale: float, config: Kandinsky5Config) -> dict[str, Any]:
     """Return the arguments of a pipeline call, which takes texts without padding."""
-    values: dict[str, Any] = {"guidance_scale": guidance_scale}
-    for row, sign in enumerate(("", "negative_")):
-        tokens = text.tokens[row][text.mask[row]]
-        values |= {
-            f"{sign}prompt_embeds_qwen": tokens[None],
-            f"{sign}prompt_embeds_clip": text.pooled[row : row + 1],
-            f"{sign}prompt_cu_seqlens": torch.tensor([0, len(tokens)], device=tokens.device),
-        }
-    return values
+    both = of_both(
+        text,
+        lambda one: {
+            "prompt_embeds_qwen": one.tokens[one.mask][None],
+            "prompt_embeds_clip": one.pooled,
+            "prompt_cu_seqlens": pad(one.mask.sum()[None], (1, 0)),
+        },
+    )
+    return both | {"guidance_scale": guidance_scale}
 
 
 def _no_pipeline(module: nn.Module, config: Any) -> str | None:
