@@ -134,7 +134,7 @@ class Card:
 
     @property
     def network(self) -> Any:
-        """How the family's networks and its pipeline are called."""
+        """The calls of the family's networks and of its pipeline."""
         return registry.load_network(registry.family_of(self.recipe.model.name))
 
     @property
