@@ -104,7 +104,8 @@ class Card:
 
     def to_text(self) -> str:
         """Return the card as Markdown."""
-        text = _template().render(card=self, version=version.__version__)
+        scheduler = diffusers_pipeline.scheduler_settings(self.recipe)
+        text = _template().render(card=self, scheduler=scheduler, version=version.__version__)
         front = ModelCardData(**self._front_matter()).to_yaml(line_break="\n")
         return f"---\n{front}\n---\n<!-- reelworks run {self.run_id}, text {_digest(front, text)} -->\n{text}"
 
@@ -150,12 +151,6 @@ class Card:
         return "guider" in self.network.pipeline_settings(components.family_config(self.recipe.model), 1.0)
 
     @property
-    def scheduler(self) -> dict[str, Any]:
-        """Settings of the scheduler by which it reads what was trained, if they may differ from those of the base."""
-        settings = diffusers_pipeline.scheduler_settings(self.recipe)
-        return {} if settings == {"prediction_type": "epsilon"} else settings
-
-    @property
     def takes_lora(self) -> bool:
         """Whether the pipeline loads a LoRA; else its network does."""
         return hasattr(optional_imports.from_diffusers(self.pipeline or ""), "load_lora_weights")
@@ -187,11 +182,6 @@ class Card:
         name = {"lora": "DoRA" if lora.dora else "LoRA", "loha": "LoHa", "lokr": "LoKr", "oft": "OFT"}
         size = f"rank {lora.rank}" if "rank" in lora.kind.settings else f"{lora.block_size} inputs a block"
         return f"{name.get(lora.type, lora.type)} of {size}"
-
-    @property
-    def is_picture(self) -> bool:
-        """Whether what it is usually asked for is a picture."""
-        return self.shape.num_frames == 1
 
     @property
     def part(self) -> str:

@@ -107,16 +107,14 @@ def _told(boundary: DtypeBoundary[DenoiserInputs]) -> Iterator[None]:
 
 def why_not(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs], options: GenerateOptions) -> str | None:
     """Return the reason why no pipeline can generate, or None if one can."""
-    if (reason := _why_never(recipe)) is not None:
+    denoiser: Any = boundary.denoiser
+    if reason := _why_never(recipe) or _family(recipe).no_pipeline(denoiser.module, denoiser.config):
         return reason
     if options.companions:
         return "the model takes more conditions than text"
     c = options.conditions
     if c.reference is not None or c.last_frame is not None or c.loop > 1:
         return "the clip begins or ends with condition frames"
-    denoiser: Any = boundary.denoiser
-    if (reason := _family(recipe).no_pipeline(denoiser.module, denoiser.config)) is not None:
-        return reason
     return "the weights are sharded" if is_sharded(denoiser.module) else None
 
 
