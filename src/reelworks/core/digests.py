@@ -16,7 +16,7 @@ from typing_extensions import Buffer
 from reelworks.core import hash_rng
 
 _BLOCK_BYTES = 1 << 20
-_FULL_READ_LIMIT_BYTES = 64 << 20
+FULL_READ_LIMIT_BYTES = 64 << 20
 _PART = 1 << 18
 
 
@@ -71,20 +71,21 @@ def _digest(arrays: Iterable[tuple[str, np.dtype[Any], tuple[int, ...], Iterable
     return h.hexdigest()
 
 
-def fingerprint(f: io.BufferedReader, size: int) -> str:
+def fingerprint(f: io.BufferedReader, size: int, version: int) -> str:
     """Return the size and a digest of an open file of `size` bytes, by which a changed file is recognised.
 
     Files up to 64 MiB are read completely; of larger ones 64 evenly spread blocks of 1 MiB, including the first
-    and the last, so that a long film takes no more time than a short clip.
+    and the last, so that a long film takes no more time than a short clip. Equal blocks do not make films equal, so that
+    their `version`, such as the time of change, stands in the text too.
     """
     h = hashlib.blake2b(digest_size=16)
-    if size <= _FULL_READ_LIMIT_BYTES:
+    if size <= FULL_READ_LIMIT_BYTES:
         hashlib.file_digest(f, lambda: h)
-    else:
-        for offset in np.linspace(0, size - _BLOCK_BYTES, 64).astype(np.int64):
-            f.seek(int(offset))
-            h.update(f.read(_BLOCK_BYTES))
-    return f"{size:x}-{h.hexdigest()}"
+        return f"{size:x}-{h.hexdigest()}"
+    for offset in np.linspace(0, size - _BLOCK_BYTES, 64).astype(np.int64):
+        f.seek(int(offset))
+        h.update(f.read(_BLOCK_BYTES))
+    return f"{size:x}-{version:x}-{h.hexdigest()}"
 
 
 NO_CONTENT = np.uint64(0)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -54,3 +55,26 @@ def test_large_files_are_sampled_with_both_ends(tmp_path: Path, place: int) -> N
         f.seek(place)
         f.write(b"!")
     assert location.fingerprint(file) != before
+
+
+def test_a_large_file_that_was_written_again_is_another_one_wherever_it_differs(tmp_path: Path) -> None:
+    """Of the same size: an export with other frames. The digest stays, by which copies of a file are the same content."""
+    file = tmp_path / "film"
+    with file.open("wb") as f:
+        f.truncate(300_000_000)
+    former, listed = location.fingerprint(file), file.stat()
+    for number, place in enumerate(range(1_500_000, 300_000_000, 30_000_000), start=1):
+        with file.open("r+b") as f:
+            f.seek(place)
+            f.write(bytes([number]))
+        os.utime(file, ns=(listed.st_atime_ns, listed.st_mtime_ns + number))
+        assert not location.is_as_scanned(file, listed.st_size, listed.st_mtime_ns, former)
+        now = location.fingerprint(file)
+        assert now != former
+        former, listed = now, file.stat()
+        assert location.is_as_scanned(file, listed.st_size, listed.st_mtime_ns, former)
+    with file.open("r+b") as f:
+        f.truncate(60_000_000)
+    short = location.fingerprint(file)
+    os.utime(file, (0, 0))
+    assert location.fingerprint(file) == short

@@ -97,7 +97,7 @@ class Location:
         name: Path below the dataset's folder, or in the archive, whose suffix tells the kind of file.
         start: First byte of the range; None for a whole file.
         size: Bytes of the range; unused for a whole file.
-        version: What a remote file is known by, see `version_of`; unused for a local one.
+        version: What a remote file, and a copy of it, is known by, see `version_of`; unused for another local one.
     """
 
     file: str
@@ -208,7 +208,7 @@ def local(file: MediaPath) -> MediaPath:
             raise ChangedError("the file has changed since it was scanned; scan again")
 
     key = digests.of_bytes("\0".join(map(str, (file.file, file.start, file.size, file.version))).encode())
-    return Location(str(_cache().get(key + file.suffix, fetch)), file.name)
+    return Location(str(_cache().get(key + file.suffix, fetch)), file.name, version=file.version)
 
 
 def opened(file: MediaPath) -> io.BufferedReader:
@@ -249,9 +249,13 @@ def stamp(file: MediaPath) -> tuple[int, int]:
 
 
 def fingerprint(file: MediaPath) -> str:
-    """Return the fingerprint of a local file's content, or of its range; see `digests.fingerprint`."""
+    """Return the fingerprint of a local file's content, or of its range; see `digests.fingerprint`.
+
+    The version of a copy is that of the remote file.
+    """
+    is_copy = isinstance(file, Location) and file.start is None
     with opened(file) as content:
-        return digests.fingerprint(content, num_bytes(file))
+        return digests.fingerprint(content, num_bytes(file), file.version if is_copy else stamp(file)[1])
 
 
 def is_as_scanned(file: MediaPath, size: int, then_ns: int, scanned: str) -> bool:

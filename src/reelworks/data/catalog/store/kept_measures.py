@@ -78,6 +78,8 @@ def keys_of(rows: CatalogRows) -> U64:
     if len(stated):  # another file may have the same size and time
         of_file = (rows if len(stated) == len(rows) else rows.take(stated)).text_words("fingerprint")
         keys[stated] = hash_rng.hash64(keys[stated], of_file, rows.uid[stated])
+    sampled = np.flatnonzero(rows.size_bytes > digests.FULL_READ_LIMIT_BYTES)
+    keys[sampled] = hash_rng.hash64(keys[sampled], rows.mtime_ns[sampled])
     return keys
 
 
