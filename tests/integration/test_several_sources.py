@@ -28,7 +28,9 @@ from reelworks.data.run.folder import RunFolder
 from reelworks.models.config import ModelConfig
 from reelworks.models.text.hashed import HashedTextEncoder
 from reelworks.training.assembly import build
+from reelworks.training.encoding import upkeep
 from reelworks.training.encoding.encoders import CaptionCache
+from reelworks.training.encoding.precompute import reachable
 from reelworks.training.encoding.request_key import Keys
 from reelworks.training.encoding.stored_batches import StoredLatents
 from reelworks.training.precompute import encoding
@@ -158,6 +160,29 @@ def test_embeddings_that_see_pictures_are_the_live_ones_whatever_is_stored(recip
     pool.close()
 
 
+class Absent:
+    """An encoder that is not in memory."""
+
+    sees_pictures = True
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_what_was_encoded_ahead_is_all_that_training_reads(recipe: Any, share: float) -> None:
+    """Of captions that it drops, too, and no more: no encoder embeds anything while it trains."""
+    data, encoders, stored, work = opened(recipe("run", objective={"caption_dropout": share}))
+    spec = data.plan_spec(1, 1)
+    encoding.encode_missing(encoding.build_encoding_job(data, stored, torch.device("cpu"), spec, encoder=encoders))
+    absent: Any = Absent()
+    kept = examples.batch_encoder(replace(encoders, autoencoder=absent, text_encoder=absent), stored)
+    pool = DecodePool(0, 60.0)
+    for batch in kept.read(work, pool, 1 << 30):
+        for drop in {False, share > 0}:
+            kept.encode(batch, [drop] * len(batch.captions))
+    pool.close()
+    reached = upkeep.reachable_keys(stored, reachable.chunks(data, reachable.in_any_epoch(data)))
+    assert reached == {*stored.store.table().column("key").to_pylist()}
+
+
 @pytest.mark.slow
 def test_what_is_made_of_a_source_that_changes_after_the_scan_is_not_stored(recipe: Any, folder: Path) -> None:
     """Neither before training nor in it: its latents, and the embedding of the caption that refers to it."""
@@ -176,7 +201,7 @@ def test_what_is_made_of_a_source_that_changes_after_the_scan_is_not_stored(reci
     picture.write_bytes(former)
     os.utime(picture, ns=(listed.st_atime_ns, listed.st_mtime_ns))
     keys = {each.key: each.kind for batch in work for clip in stored.keys.wanted(batch) for each in clip.values()}
-    assert sorted(keys[key] for key in stored.store.missing([*keys])) == ["latent", "text"]
+    assert sorted(keys[key] for key in stored.store.missing([*keys])) == ["latent", "text", "text"]
 
 
 @pytest.mark.parametrize("name", ["after/4.png", "coat/4.jpg"])

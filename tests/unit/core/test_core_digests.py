@@ -63,7 +63,7 @@ def test_a_large_file_that_was_written_again_is_another_one_wherever_it_differs(
     with file.open("wb") as f:
         f.truncate(300_000_000)
     former, listed = location.fingerprint(file), file.stat()
-    for number, place in enumerate(range(1_500_000, 300_000_000, 30_000_000), start=1):
+    for number, place in enumerate((1_500_000, 150_000_000), start=1):
         with file.open("r+b") as f:
             f.seek(place)
             f.write(bytes([number]))

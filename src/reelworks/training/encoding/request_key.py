@@ -36,7 +36,8 @@ from reelworks.models.storage import weights
 
 ENCODER_VERSION = 1  # raise it when an encoder's code returns other values for the same weights
 LATENT, CONTROL, FIRST_FRAME, IMAGE, TEXT = "latent", "control", "first_frame", "image", "text"
-SOUND = "sound"
+SOUND, EMPTY = "sound", "empty"
+TEXTS = (TEXT, EMPTY)  # embeddings of the caption, and of the empty one in its place
 # Keys of a recipe's tables that do not change what an encoder returns.
 _WITHOUT_EFFECT = {"weights", "device"}
 # Folders of a pipeline that have no part in embedding captions.
@@ -57,6 +58,7 @@ class EncoderIds:
         last_frame: Whether the last frame is encoded with it.
         given: Kinds of companions whose latents the model takes, and "rejected" if it learns preferences.
         control_parts: Whether the control is encoded in parts with the clip and its mask.
+        empty_caption: Whether training also takes the empty caption for that of a clip.
         text_sees_pictures: Whether an embedding also depends on sources, and on the frames that the network is shown.
         latent_dtype: Dtype in which latents are stored.
         sound: Digest of the sound encoder; None if the model has no sound.
@@ -69,6 +71,7 @@ class EncoderIds:
     last_frame: bool = False
     given: tuple[str, ...] = ()
     control_parts: bool = False
+    empty_caption: bool = False
     text_sees_pictures: bool = False
     latent_dtype: str = "float32"
     sound: str | None = None
@@ -221,7 +224,7 @@ class Keys:
         self._lock = threading.Lock()
 
     def wanted(self, work: MicroBatchRequest) -> list[dict[str, Wanted]]:
-        """Return the wanted values of each clip of a micro-batch by name: "latent", "text", "control" and so on."""
+        """Return all that training reads of each clip of a micro-batch by name: "latent", "text", "control" and so on."""
         rows = self.data.rows.find(work.uids)
         scanned = self.data.rows.fingerprint.take(pa.array(rows)).to_pylist()
         return [self._of_clip(work, i, row, scanned[i]) for i, row in enumerate(rows.tolist())]
@@ -237,6 +240,10 @@ class Keys:
         """Return the values of a clip on whose frames the embedding of its caption depends, by name."""
         names = (*IN_ORDER, FIRST_FRAME) if self.ids.text_sees_pictures else ()
         return {name: wanted[name] for name in names if name in wanted}
+
+    def by_clip(self, wanted: Iterable[str]) -> list[str]:
+        """Return the names of values that are encoded clip by clip; other embeddings depend on the caption alone."""
+        return [name for name in wanted if name not in TEXTS or self.ids.text_sees_pictures]
 
     def _of_clip(self, work: MicroBatchRequest, i: int, row: int, scanned: str) -> dict[str, Wanted]:
         ids, request, label = self.ids, work.requests[i], self.data.rows.label(row)
@@ -271,7 +278,10 @@ class Keys:
         if ids.image is not None and moves:
             kind = IMAGE + " last" * ids.last_frame
             wanted[IMAGE] = self._wanted(kind, ids.image, request, print_, label)
-        wanted[TEXT] = self.text(work.captions[i], self.seen(wanted))
+        seen = self.seen(wanted)
+        wanted[TEXT] = self.text(work.captions[i], seen)
+        if ids.empty_caption:
+            wanted[EMPTY] = self.text("", seen)
         return wanted
 
     def _sound(self, request: SoundRequest, fingerprint: str, label: str) -> Wanted:

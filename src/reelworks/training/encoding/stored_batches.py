@@ -34,7 +34,7 @@ from reelworks.training.encoding import conditioning, request_key, store, values
 from reelworks.training.encoding.batch_encoder import BatchEncoder, LiveBatchEncoder
 from reelworks.training.encoding.conditioning import CLIP
 from reelworks.training.encoding.encoders import FrozenEncoders
-from reelworks.training.encoding.request_key import TEXT, Keys, Wanted
+from reelworks.training.encoding.request_key import EMPTY, TEXT, TEXTS, Keys, Wanted
 from reelworks.training.encoding.store import DamagedEntry, EncodedStore
 
 _READERS = 2
@@ -56,10 +56,10 @@ class StoredLatents:
         return self.keys.data
 
     def find(self, wanted: Mapping[str, Wanted]) -> StoredTensors:
-        """Read the values of a clip that are stored, without the embedding of its caption."""
+        """Read the values of a clip that are stored, without embeddings of captions."""
         found = {}
         for name, each in wanted.items():
-            if name != TEXT and (value := self.get(each)) is not None:
+            if name not in TEXTS and (value := self.get(each)) is not None:
                 found[name] = value
         return found
 
@@ -93,7 +93,7 @@ class StoredLatents:
         """Return the kinds of frames that the missing values of a clip are computed from."""
         seen = tuple(self.keys.seen(wanted))
         missing = [
-            name for name in wanted if name not in found and not (name == TEXT and wanted[TEXT].key in self.store)
+            name for name in wanted if name not in found and not (name in TEXTS and wanted[name].key in self.store)
         ]
         return sorted({kind for name in missing for kind in values.frames_for(name, seen, self.keys.ids.parts)})
 
@@ -140,7 +140,7 @@ class StoredBatchEncoder(BatchEncoder[StoredBatch]):
         for i in range(len(batch.wanted)):
             self._complete(batch, i)
         # The first clip has the names of all: clips of a micro-batch have the same companions.
-        names = [name for name in batch.wanted[0] if name != TEXT]
+        names = [name for name in batch.wanted[0] if name not in TEXTS]
         stacked = {name: torch.stack([found[name] for found in batch.found]) for name in names}
         return {name: upload.to_device(value, self.encoders.device).float() for name, value in stacked.items()}
 
@@ -148,29 +148,28 @@ class StoredBatchEncoder(BatchEncoder[StoredBatch]):
         drops = self.encoders.conditioning.empty_caption == "encoded"
         rows = []
         for i, drop in enumerate(dropped):
-            caption = "" if drop and drops else batch.request.captions[i]
-            wanted = self.source.keys.text(caption, self.source.keys.seen(batch.wanted[i]))
+            wanted = batch.wanted[i][EMPTY if drop and drops else TEXT]
             try:
-                rows.append(self.encoders.embedded.get(wanted.key, partial(self._embed, batch, i, wanted, caption)))
+                rows.append(self.encoders.embedded.get(wanted.key, partial(self._embed, batch, i, wanted)))
             except MediaError as error:  # what stands in is not cached, as the next use may read the file
                 if i not in batch.broken:
                     logger.warning(
                         f"{batch.wanted[i][TEXT].label}: a caption is embedded without its pictures: {error}"
                     )
-                    rows.append(values.unpack(values.pack(self.encoders.text_encoder.encode([caption]))))
+                    rows.append(values.unpack(values.pack(self.encoders.text_encoder.encode([wanted.label]))))
                 else:  # it is not trained
                     rows.append(values.blank_text(self.encoders))
         return TextEmbedding(
             *(upload.to_device(torch.cat(parts), self.encoders.device) for parts in zip(*rows, strict=True))
         )
 
-    def _embed(self, batch: StoredBatch, i: int, wanted: Wanted, caption: str) -> TextEmbedding:
+    def _embed(self, batch: StoredBatch, i: int, wanted: Wanted) -> TextEmbedding:
         packed = self.source.get(wanted)
         if packed is None:
             seen = values.frames_for(TEXT, tuple(self.source.keys.seen(batch.wanted[i])))
             if seen and i in batch.broken:
                 raise MediaError("a file of the clip could not be decoded")
-            frames = {}  # which are decoded now if only a dropped caption needs them
+            frames = {}  # which are decoded now if a stored embedding is found to be damaged
             for kind in seen:
                 if kind in batch.decoded[i]:
                     frames[kind] = batch.decoded[i][kind].cpu()
@@ -180,7 +179,7 @@ class StoredBatchEncoder(BatchEncoder[StoredBatch]):
                 frames[kind] = torch.from_numpy(decode_pool.load(request)[None])
             clip, num_frames = frames.pop(CLIP, torch.empty(0)), batch.request.shape.num_frames
             shown = conditioning.seen_by_texts(self.encoders, frames, clip, num_frames) if seen else []
-            packed = values.pack(self.encoders.text_encoder.encode([caption], shown))
+            packed = values.pack(self.encoders.text_encoder.encode([wanted.label], shown))
             if not seen or request_key.unchanged(self.source.data, batch.request, i, seen):
                 self.source.keep(wanted, packed)
         return values.unpack(packed)
@@ -189,7 +188,7 @@ class StoredBatchEncoder(BatchEncoder[StoredBatch]):
         """Compute the values that are missing of a clip, and store them unless its file failed or has changed."""
         request, found, keys = batch.request, batch.found[i], self.source.keys
         for name in batch.wanted[i]:
-            if name == TEXT or name in found:
+            if name in TEXTS or name in found:
                 continue
             if i in batch.broken:  # its loss is left out, so that no encoder is loaded for it
                 of_kind = _request(request, i, name)

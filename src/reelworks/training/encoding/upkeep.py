@@ -79,7 +79,7 @@ def summarise(store: EncodedStore) -> list[Group]:
 
 def reachable_keys(source: StoredLatents, chunks: Iterable[Chunk]) -> set[str]:
     """Return the keys of all values that a training reads."""
-    keys = {source.keys.text("").key}
+    keys = set[str]()
     for chunk in chunks:
         for wanted in source.keys.wanted(chunk.build_request(source.data)):
             keys |= {each.key for each in wanted.values()}

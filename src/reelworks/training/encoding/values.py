@@ -17,7 +17,7 @@ from reelworks.models.api import TextEmbedding
 from reelworks.training.encoding import conditioning
 from reelworks.training.encoding.conditioning import CLIP
 from reelworks.training.encoding.encoders import FrozenEncoders
-from reelworks.training.encoding.request_key import CONTROL, FIRST_FRAME, IMAGE, LATENT, SOUND, TEXT
+from reelworks.training.encoding.request_key import CONTROL, FIRST_FRAME, IMAGE, LATENT, SOUND, TEXTS
 
 
 def frames_for(name: str, seen: tuple[str, ...] = (), parts: tuple[str, ...] | None = None) -> tuple[str, ...]:
@@ -26,7 +26,7 @@ def frames_for(name: str, seen: tuple[str, ...] = (), parts: tuple[str, ...] | N
     `seen` are the values whose frames a caption refers to, `parts` the companions that a control is encoded of with the
     clip. Sound is read with its clip.
     """
-    if name == TEXT:
+    if name in TEXTS:
         return tuple(kind for value in seen for kind in frames_for(value))
     if name in (LATENT, FIRST_FRAME, IMAGE, SOUND):
         return (CLIP,)

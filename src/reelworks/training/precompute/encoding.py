@@ -37,7 +37,7 @@ def encoder_ids(recipe: Recipe, folder: Path) -> EncoderIds:
     known = FileDigests(folder / "digests.json")
     conditioning, image = components.conditioning(recipe.model), recipe.model.image_encoder
     kind, text = conditioning.shown.encoder, registry.TEXT_ENCODERS.get(recipe.text_encoder.name)
-    sound = None
+    sound, objective = None, recipe.objective
     if recipe.sound is not None:  # how its latents are trained is no part of its identity
         only = {"name", "sample_rate"}
         sound = request_key.encoder_id(recipe.sound, "sound.weights", known, part="audio_vae", only=only)
@@ -52,6 +52,8 @@ def encoder_ids(recipe: Recipe, folder: Path) -> EncoderIds:
         first_frame=conditioning.shown.first,
         last_frame=conditioning.shown.last,
         given=(*recipe.given_companions, *((REJECTED,) if recipe.learns_preferences else ())),
+        empty_caption=conditioning.empty_caption == "encoded"
+        and (objective.caption_dropout > 0 or objective.target_guidance_scale is not None),
         control_parts=conditioning.companions.control_parts,
         text_sees_pictures=text is not None and text.sees_pictures,
         latent_dtype=recipe.encode.dtype,

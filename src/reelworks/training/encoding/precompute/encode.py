@@ -23,7 +23,7 @@ from reelworks.training.encoding import values
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.encoding.precompute.encode_worker import EncodeWorker, Progress
 from reelworks.training.encoding.precompute.reachable import Chunk
-from reelworks.training.encoding.request_key import TEXT
+from reelworks.training.encoding.request_key import TEXTS
 from reelworks.training.encoding.stored_batches import StoredLatents, latent_dtype
 
 _CAPTIONS = 64  # of a chunk
@@ -126,20 +126,18 @@ class Encoding:
         self.source, self.encoder, self.chunks = source, encoder, chunks
         self.config, self.on_progress = config, on_progress
         self._text_width, self._prompts = text_width, prompts
-        self._sees = source.keys.ids.text_sees_pictures
         self.missing_by_chunk = dict[int, int]()
         self.captions: list[list[str]] = []
 
     def forecast(self) -> EncodingForecast:
         """Look up all values, and return what is missing."""
         source, known, size = self.source, 0, 0
-        captions = {"": source.keys.text("").key} if self.chunks and not self._sees else {}
+        captions = dict[str, str]()
         self.missing_by_chunk = {}
         for number, chunk in enumerate(self.chunks):
             work = chunk.build_request(source.data)
             wanted_of = source.keys.wanted(work)
-            names = [[name for name in wanted if name != TEXT or self._sees] for wanted in wanted_of]
-            pairs = list(zip(wanted_of, names, strict=True))
+            pairs = [(wanted, source.keys.by_clip(wanted)) for wanted in wanted_of]
             missing = source.store.missing([wanted[name].key for wanted, of_clip in pairs for name in of_clip])
             lacks = [[name for name in of_clip if wanted[name].key in missing] for wanted, of_clip in pairs]
             bytes_of = {name: self._bytes(name, work) for name in {name for each in lacks for name in each}}
@@ -148,9 +146,9 @@ class Encoding:
             known += len(wanted_of) - lacking
             if lacking:
                 self.missing_by_chunk[number] = lacking
-            if not self._sees:
-                texts = zip(work.captions, wanted_of, strict=True)
-                captions |= {caption: wanted[TEXT].key for caption, wanted in texts}
+            if not source.keys.ids.text_sees_pictures:
+                texts = (wanted[name] for wanted in wanted_of for name in TEXTS if name in wanted)
+                captions |= {text.label: text.key for text in texts}
         missing = source.store.missing(list(captions.values()))
         new = [text for text, key in captions.items() if key in missing]
         self.captions = [new[i : i + _CAPTIONS] for i in range(0, len(new), _CAPTIONS)]
@@ -185,7 +183,7 @@ class Encoding:
         return progress
 
     def _bytes(self, name: str, work: MicroBatchRequest) -> int:
-        if name == TEXT:
+        if name in TEXTS:
             return self._text_bytes()
         shape = next((each.shape for each in work.companions.get(name, ()) if each is not None), work.shape)
         size = math.prod(values.value_shape(self.encoder, name, shape))

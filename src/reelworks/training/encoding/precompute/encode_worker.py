@@ -26,7 +26,7 @@ from reelworks.training.encoding import conditioning, request_key, values
 from reelworks.training.encoding.conditioning import CLIP
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.encoding.precompute.reachable import Chunk
-from reelworks.training.encoding.request_key import TEXT, Wanted
+from reelworks.training.encoding.request_key import TEXT, TEXTS, Wanted
 from reelworks.training.encoding.stored_batches import StoredLatents, latent_dtype
 
 _BEHIND = 8  # batches that may wait to be written
@@ -79,7 +79,6 @@ class EncodeWorker:
 
     def __init__(self, source: StoredLatents, encoder: FrozenEncoders, config: DataConfig) -> None:
         self.source, self._encoder, self._config = source, encoder, config
-        self._sees = source.keys.ids.text_sees_pictures
         self._claims = Claims(source.store.path / "claims")
         self._pool: DecodePool | None = None
 
@@ -97,7 +96,7 @@ class EncodeWorker:
 
     def encode_clips(self, chunks: Iterable[Chunk], progress: Progress, report: Report) -> None:
         """Encode and store the clips of chunks that no other process encodes; return when all are stored."""
-        if not self._sees:  # only one of the encoders is in memory at a time
+        if not self.source.keys.ids.text_sees_pictures:  # only one of the encoders is in memory at a time
             _drop(self._encoder.text_encoder)
         busy: list[Chunk] = []
         free = (chunk for chunk in chunks if self._claims.take(chunk.name) or busy.append(chunk))  # type: ignore[func-returns-value]
@@ -156,7 +155,7 @@ class EncodeWorker:
             lacking = [
                 i
                 for i, wanted in enumerate(wanted_of)
-                if any(wanted[name].key not in store for name in self._names(wanted))
+                if any(wanted[name].key not in store for name in keys.by_clip(wanted))
             ]
             size = max(int(data.table.batch_sizes()[int(chunk.clips.bucket[0])]), 1)
             batches = [chunk.part(data, lacking[at : at + size]) for at in range(0, len(lacking), size)]
@@ -180,7 +179,7 @@ class EncodeWorker:
                 failed[i] = "the file has changed since it was scanned"
         good = [i for i in clips if i not in failed]
         progress.failures += [(wanted_of[i]["latent"].label, reason) for i, reason in failed.items()]
-        encoded = {name: self._values(name, batch, good) for name in self._names(wanted_of[0])} if good else {}
+        encoded = {name: self._values(name, batch, good) for name in self.source.keys.by_clip(wanted_of[0])} if good else {}
         progress.count(len(clips))
         progress.frames += len(good) * work.shape.num_frames
 
@@ -192,13 +191,13 @@ class EncodeWorker:
 
     def _values(self, name: str, batch: MicroBatch, good: list[int]) -> Tensor | list[Tensor]:
         """Return a value of each clip of a micro-batch; where decoding failed, of zeros."""
-        if name != TEXT:
+        if name not in TEXTS:
             kinds = values.frames_for(name, parts=self.source.keys.ids.parts)
             frames: Mapping[str, Tensor] = {k: batch.frames if k == CLIP else batch.companions[k] for k in kinds}
             if name == request_key.CONTROL:
                 frames = conditioning.with_drawn_masks(frames, batch.request.masks, batch.request.shape)
             return values.encode(self._encoder, name, frames, batch.sound).to(latent_dtype(self.source.keys, name))
-        captions, encode = batch.request.captions, self._encoder.text_encoder.encode
+        captions, encode = batch.request.captions if name == TEXT else [""] * len(batch.request.captions), self._encoder.text_encoder.encode
         num_frames = batch.request.shape.num_frames
         seen = conditioning.seen_by_texts(self._encoder, batch.companions, batch.frames, num_frames)
         embedded = {i: values.pack(encode([captions[i]], [frames[i : i + 1] for frames in seen])) for i in good}
@@ -211,10 +210,6 @@ class EncodeWorker:
             if wanted.key not in self.source.store:
                 self.source.store.put(wanted, encoded[i])
                 progress.bytes += encoded[i].nbytes
-
-    def _names(self, wanted: dict[str, Wanted]) -> list[str]:
-        """Return the names of the values that are encoded clip by clip."""
-        return [name for name in wanted if name != TEXT or self._sees]
 
 
 def _drop(encoder: object) -> None:
