@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from PIL import Image
 
 from reelworks.core import digests
 from reelworks.core.shape import Shape
-from reelworks.data.loader.micro_batch import MicroBatch
+from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.media.augment import Augmentation
 from reelworks.data.media.config import PREFETCH_BYTES
 from reelworks.data.media.decode import AtRate, FrameTicks, Request
@@ -278,6 +278,26 @@ def test_stored_batches_are_the_live_ones(recipe: dict[str, Any], epoch: int) ->
             assert torch.equal(one, two)
     assert not nothing_loaded.autoencoder.later.is_loaded
     assert not nothing_loaded.text_encoder.later.is_loaded
+
+
+def test_stored_latents_count_in_the_budget_of_what_is_read_ahead(recipe: dict[str, Any]) -> None:
+    """But for those that are being read: two, and one that has no room yet."""
+    encode(recipe)
+    _, source, data = prepared(recipe)
+    entries, taken = data.entries(0), [0]
+    work = reachable.request(data, entries.take(entries.bucket == entries.bucket[0]), 0)
+    latent = sum(source.store.read(wanted["latent"].key).nbytes for wanted in source.keys.wanted(work))
+
+    def requests() -> Iterator[MicroBatchRequest]:
+        for _ in range(12):
+            taken[0] += 1
+            yield work
+
+    pool, encoder = DecodePool(0, 60.0), examples.batch_encoder(encoding.lazy_encoder(data.recipe, CPU), source)
+    ahead = [taken[0] - n for n, _ in enumerate(encoder.read(requests(), pool, 3 * latent), start=1)]
+    pool.close()
+    assert len(ahead) == 12
+    assert max(ahead) <= 3 + 3
 
 
 def test_variants_differ_and_recur(recipe: dict[str, Any]) -> None:

@@ -87,6 +87,7 @@ class MicroBatchRequest(DrawnClips):
         clips_in_step: Clips that count in the loss of the optimizer step, over all ranks: the planned ones, or in a step of
             the loader those of them that were decoded.
         sequence_degree: Ranks that share the clips.
+        held_bytes: Bytes that wait in memory with it besides frames, such as stored latents.
         part, parts: Which of the micro-batches that a sequence group trains side by side this is, and their number.
     """
 
@@ -99,6 +100,7 @@ class MicroBatchRequest(DrawnClips):
     is_idle: bool = False
     clips_in_step: int = 1
     sequence_degree: int = 1
+    held_bytes: int = 0
     part: int = 0
     parts: int = 1
 

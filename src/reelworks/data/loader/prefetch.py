@@ -144,7 +144,8 @@ def _size(request: Request | SoundRequest | MicroBatchRequest) -> tuple[int, ...
 
 
 def _bytes(work: MicroBatchRequest) -> int:
-    return sum(map(math.prod, (_frames_size(work), *_companion_sizes(work).values(), _sound_size(work))))
+    frames = sum(map(math.prod, (_frames_size(work), *_companion_sizes(work).values(), _sound_size(work))))
+    return work.held_bytes + frames
 
 
 def _result(job: Future[Decoded], path: MediaPath) -> Decoded:
@@ -253,8 +254,8 @@ def read_ahead(
 ) -> Iterator[MicroBatch]:
     """Yield the micro-batches of `work` in its order, while those behind them are decoded ahead.
 
-    Clips are begun in this order and finished in any. Frames of at most `budget_bytes` are decoded ahead, or one
-    micro-batch if it is larger. Reading ahead crosses the end of an epoch if `work` does. An error of `work` is raised
+    Clips are begun in this order and finished in any. Frames of at most `budget_bytes`, and what is held with
+    them, are read ahead, or one micro-batch if it is larger. Reading ahead crosses the end of an epoch if `work` does. An error of `work` is raised
     after all micro-batches before it.
     """
     ahead = _ReadAhead(work, pool, budget_bytes)

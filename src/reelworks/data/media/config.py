@@ -107,8 +107,8 @@ class DataConfig(PublicConfig):
     )
     prefetch_bytes: Told[str] = Field(
         default=_PREFETCH,
-        description="memory of each training process for frames decoded ahead of training, from one epoch into the next, "
-        'as in "500MB"; at least one micro-batch is decoded ahead, and at most 64',
+        description="memory of each training process for frames decoded and stored latents read ahead of training, from one "
+        'epoch into the next, as in "500MB"; at least one micro-batch is decoded ahead, and at most 64',
     )
     max_decode_failures: float = Field(
         default=0.1, ge=0, le=1, description="stop when more than this fraction of an epoch's clips cannot be decoded"

@@ -37,8 +37,7 @@ from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.encoding.request_key import EMPTY, TEXT, TEXTS, Keys, Wanted
 from reelworks.training.encoding.store import DamagedEntry, EncodedStore
 
-_READERS = 2
-_ITEMS_AHEAD = 4
+_READERS = 2  # each with a micro-batch that is in no budget yet
 _MASK = "loss_mask"
 StoredTensors = dict[str, Tensor]
 
@@ -255,6 +254,7 @@ class _Item:
             sounds=tuple(sounds) if self.request.sounds else (),
             target_is_base=(False,) * n,
             masks=(),
+            held_bytes=sum(value.nbytes for found in self.found for value in found.values()),
         )
 
     def complete(self, read: MicroBatch) -> StoredBatch:
@@ -306,7 +306,7 @@ def _in_order(
     queue: deque[Future[_Item]] = deque()
     source = iter(work)
     while True:
-        while len(queue) < _ITEMS_AHEAD and (each := next(source, None)) is not None:
+        while len(queue) < _READERS and (each := next(source, None)) is not None:
             queue.append(submit(each))
         if not queue:
             return
