@@ -115,21 +115,29 @@ def list_entries(folder: FolderArgument, json: Json = False) -> None:
 
 
 @app.command(doing="opening the store")
-def verify(folder: FolderArgument, json: Json = False) -> None:
+def verify(
+    folder: FolderArgument,
+    delete: Annotated[bool, Option("--delete", help="Delete damaged ones, so that `encode` encodes them again.")] = False,
+    json: Json = False,
+) -> None:
     """Read every stored tensor and compare its checksum; the exit code is 1 if one is damaged.
 
-    Damaged ones are encoded again when they are needed.
+    Damaged ones that were not deleted are encoded again when training needs them.
     """
     from reelworks.core import log
     from reelworks.training.encoding.upkeep import DamagedValue, StoreCheck
     from reelworks.training.precompute import ahead
 
-    checked, damaged = 0, list[DamagedValue]()
+    checked, damaged, keys = 0, list[DamagedValue](), set[str]()
+    store = ahead.existing_store(folder)
     with log.stage("comparing checksums", lambda: units.plural(checked, "entry")):
-        for row, problem in ahead.existing_store(folder).verify():
+        for row, problem in store.verify():
             checked += 1
             if problem:
                 damaged.append(DamagedValue(row["label"], row["kind"], problem))
+                keys.add(row["key"])
+    if delete and keys:
+        store.remove(keys)
     if json:
         show.json(StoreCheck(checked, damaged))
     else:

@@ -158,7 +158,37 @@ def test_the_command_that_verifies_fails_where_a_value_is_damaged(tmp_path: Path
     assert (told.exit_code, "clip 1" in told.stdout, "clip 2" in told.stdout) == (1, True, False)
 
 
-@pytest.mark.parametrize("what", ["cut", "empty", "a flipped bit", "other columns", "a shard cut", "a foreign shard"])
+@pytest.mark.parametrize("way", ["shard gone", "shard cut", "a flipped byte"])
+def test_what_is_lost_is_missing_until_it_is_stored_again_and_then_nothing_is_damaged(tmp_path: Path, way: str) -> None:
+    """To who opens the store, and to who has opened it before another process stored it; a flipped byte is found by reading."""
+    before = EncodedStore.open(tmp_path)
+    filled(tmp_path)
+    first, keys = sorted((tmp_path / "shards").iterdir())[0], [wanted(n).key for n in range(4)]
+    data = first.read_bytes()
+    first.write_bytes(data[:-1] if way == "shard cut" else data[:-1] + b"!")
+    if way == "shard gone":
+        first.unlink()
+    verify = ["encode", "verify", str(tmp_path)]
+    lost = {1} if way != "shard gone" else {0, 1}
+    assert (told := CliRunner().invoke(app, verify)).exit_code == 1
+    assert f"{len(lost)} damaged" in told.stdout
+    if way == "a flipped byte":
+        assert not EncodedStore.open(tmp_path).missing(keys)
+        assert CliRunner().invoke(app, [*verify, "--delete"]).exit_code == 1
+    before.refresh()
+    for store in (EncodedStore.open(tmp_path), before):
+        assert store.missing(keys) == {wanted(n).key for n in lost}
+    for number in lost:
+        store.put(wanted(number), torch.full((2, 3), float(number)))
+    store.commit()
+    assert CliRunner().invoke(app, verify).exit_code == 0
+    assert sorted(EncodedStore.open(tmp_path).table().column("key").to_pylist()) == keys
+    store.remove(set())  # frees what was replaced
+    assert all(torch.equal(EncodedStore.open(tmp_path).read(wanted(n).key), torch.full((2, 3), float(n))) for n in range(4))
+    assert len(list((tmp_path / "index").iterdir())) == (3 if way != "shard gone" else 2)
+
+
+@pytest.mark.parametrize("what", ["cut", "empty", "a flipped bit", "other columns", "a shard cut", "a foreign shard", "wild bytes"])
 def test_a_damaged_store_names_the_file_to_delete(tmp_path: Path, what: str) -> None:
     filled(tmp_path)
     index = sorted((tmp_path / "index").iterdir())[0]
@@ -166,10 +196,11 @@ def test_a_damaged_store_names_the_file_to_delete(tmp_path: Path, what: str) -> 
     data, damaged = index.read_bytes(), index
     if what == "other columns":
         pq.write_table(pa.table({"a": [1]}), index)
-    elif what in ("a shard cut", "a foreign shard"):
+    elif what in ("a shard cut", "a foreign shard", "wild bytes"):
         index.unlink()
         damaged = shard
-        shard.write_bytes(shard.read_bytes()[:50] if what == "a shard cut" else save({"a": torch.ones(1)}))
+        foreign = {"a foreign shard": save({"a": torch.ones(1)}), "wild bytes": b"\xff" * 100}
+        shard.write_bytes(foreign.get(what, shard.read_bytes()[:50]))
     else:
         flipped = bytes([*data[:40], data[40] ^ 1, *data[41:]])
         index.write_bytes({"cut": data[:100], "empty": b"", "a flipped bit": flipped}[what])

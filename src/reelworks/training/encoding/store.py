@@ -18,11 +18,13 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
@@ -196,7 +198,7 @@ class EncodedStore:
         """Learn of what other processes have committed."""
         with self._lock:
             for name in sorted(self._index_files() - self._parts):
-                for row in _rows_of(self._index_file(name), _PLACE):
+                for row in self._whole_rows(name).to_pylist():
                     self._added[row["key"]] = _entry(row, name)
                 self._parts.add(name)
 
@@ -209,18 +211,20 @@ class EncodedStore:
                 self._words, self._position = self._words[keep], self._position[keep]
 
     def table(self) -> pa.Table:
-        """Return all descriptions with the name of each tensor's shard; of equal keys the last one is valid."""
+        """Return the descriptions of all tensors with their shards; of equal keys, that of the last one."""
         tables = []
         for name in sorted(self._index_files()):
             part = _read_index(self._index_file(name), SCHEMA.names)
             tables.append(part.append_column("shard", pa.array([name] * len(part), type=pa.string())))
         empty = SCHEMA.append(pa.field("shard", pa.string())).empty_table()
-        return pa.concat_tables([empty, *tables]).combine_chunks()
+        found = pa.concat_tables([empty, *tables]).combine_chunks()
+        _, last = np.unique(key_words(found.column("key").to_pylist())[::-1], axis=0, return_index=True)
+        return found.take(pa.array(np.sort(len(found) - 1 - last)))
 
     def verify(self) -> Iterator[tuple[dict[str, Any], str]]:
         """Read every tensor, and yield the description of each with what is wrong, or an empty text."""
         for name in sorted(self._index_files()):
-            for row in _rows_of(self._index_file(name), SCHEMA.names):
+            for row in filter(partial(self._counts, name), _rows_of(self._index_file(name))):
                 try:
                     self._read(_entry(row, name))
                 except DamagedEntry as damage:
@@ -229,11 +233,14 @@ class EncodedStore:
                     yield row, ""
 
     def remove(self, keys: set[str]) -> int:
-        """Delete tensors, and return the bytes of the files that became free; shards with others are written anew."""
+        """Delete tensors, and those that others of their keys replaced; return the bytes of the files that became free.
+
+        Shards with others are written anew.
+        """
         freed = 0
         for name in sorted(self._index_files()):
-            rows = _rows_of(self._index_file(name), SCHEMA.names)
-            kept = [row for row in rows if row["key"] not in keys]
+            rows = _rows_of(self._index_file(name))
+            kept = [row for row in rows if row["key"] not in keys and self._counts(name, row)]
             if len(kept) == len(rows):
                 continue
             freed += self._shard_file(name).stat().st_size if self._shard_file(name).exists() else 0
@@ -300,8 +307,21 @@ class EncodedStore:
             except (ValueError, KeyError, TypeError) as error:
                 raise damaged(self.path, f"shards/{path.name} cannot be read ({error})") from error
 
+    def _whole_rows(self, name: str) -> pa.Table:
+        """Return the places of the tensors of a shard that is as long as its index says, or of those that it has."""
+        table, shard = _read_index(self._index_file(name), _PLACE), self._shard_file(name)
+        size = shard.stat().st_size if shard.exists() else 0
+        ends = pc.add(table.column("offset"), table.column("bytes"))
+        return table.filter(pc.less_equal(ends, size)).combine_chunks()
+
+    def _counts(self, name: str, row: Mapping[str, Any]) -> bool:
+        """Whether a description in a shard's index is not replaced by one of the same key."""
+        with self._lock:
+            entry = self._entry(row["key"])
+        return entry is None or entry.shard == name
+
     def _load(self, names: list[str]) -> None:
-        tables = [_read_index(self._index_file(n), _PLACE).combine_chunks() for n in names]
+        tables = [self._whole_rows(name) for name in names]
         sizes = np.array([len(table) for table in tables], dtype=np.int64)
         self._first = np.cumsum(sizes) - sizes
         self._places = [(table, int(at), name) for table, at, name in zip(tables, self._first, names, strict=True)]
@@ -389,7 +409,10 @@ def _described(path: Path) -> list[dict[str, Any]]:
     """Return the descriptions in a shard's own header."""
     with path.open("rb") as file:
         start = file.read(8)
-        start += file.read(int.from_bytes(start, "little"))
+        length = int.from_bytes(start, "little")
+        if length > path.stat().st_size:
+            raise ValueError("its header is cut off")
+        start += file.read(length)
     offsets = _offsets(start)
     rows = json.loads(json.loads(start[8:])["__metadata__"][_DESCRIPTION])
     return [row | {"offset": offsets[row["key"]]} for row in rows]
@@ -412,8 +435,8 @@ def _read_index(path: Path, columns: Iterable[str]) -> pa.Table:
     return table
 
 
-def _rows_of(path: Path, columns: Iterable[str]) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = _read_index(path, columns).to_pylist()
+def _rows_of(path: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = _read_index(path, SCHEMA.names).to_pylist()
     return rows
 
 
