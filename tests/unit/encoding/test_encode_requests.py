@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
 import os
 from collections.abc import Callable, Iterator
@@ -19,8 +20,9 @@ import tiny_families
 import tiny_recipe
 import torch
 from PIL import Image
+from refused import refused
 
-from reelworks.core import digests
+from reelworks.core import digests, storage
 from reelworks.core.shape import Shape
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.media.augment import Augmentation
@@ -165,6 +167,34 @@ def test_a_file_of_the_same_size_has_the_digest_of_its_new_content(tmp_path: Pat
         os.utime(tmp_path / "new", ns=(listed.st_atime_ns, listed.st_mtime_ns))
         (tmp_path / "new").replace(file)
     assert FileDigests(known).digest(file) == digests.of_file(file) != former
+
+
+def _read_only(call: str, path: Path) -> None:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+
+def test_a_store_that_cannot_be_written_is_read_and_told_where_it_lacks_something(
+    recipe: dict[str, Any], tmp_path: Path
+) -> None:
+    """Digests of other weights, and what a kill left without an index, are then not kept there."""
+    encode(recipe)
+    _, former, data = prepared(recipe)
+    (tmp_path / "weights").write_bytes(b"other")
+    *_, last = sorted((former.store.path / "index").iterdir())
+    orphan = last.with_name("9.parquet"), former.store.path / "shards" / "9.safetensors"
+    for path, of_last in zip(orphan, (last, former.store.path / "shards" / f"{last.stem}.safetensors"), strict=True):
+        of_last.rename(path)
+    orphan[0].unlink()
+    with storage.guarded(_read_only):
+        known = FileDigests(former.store.path / "digests.json")
+        assert known.digest(tmp_path / "weights") == digests.of_file(tmp_path / "weights")
+        source = encoding.open_store(data)
+    job = encoding.build_encoding_job(data, source, CPU, plan_forecast.plan_spec(data))
+    assert 0 < job.forecast().clips < CLIPS
+    (source.store.path / "claims").unlink()
+    (source.store.path / "claims").mkdir()  # root could open a file
+    with refused("file-unwritable", "encode.folder", says="a place that is writable"):
+        encoding.encode_missing(job)
 
 
 def test_files_of_a_trusted_list_have_latents_of_their_own(recipe: dict[str, Any], tmp_path: Path) -> None:

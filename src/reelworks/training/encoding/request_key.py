@@ -12,6 +12,7 @@ import functools
 import json
 import threading
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,7 @@ class FileDigests:
         if former is None or former[:3] != now:
             former = [*now, digests.of_file(path)]
             self._known[name] = former
-            if self._path.parent.is_dir():
+            with suppress(OSError):  # of a store that cannot be written, or has no folder yet
                 files.write_json(self._path, self._known)
         return str(former[3])
 

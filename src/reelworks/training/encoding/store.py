@@ -184,7 +184,7 @@ class EncodedStore:
                 files.write_bytes(self._shard_file(name), data)
                 files.write_bytes(self._index_file(name), _parquet(rows))
             except OSError as error:
-                raise _unwritable(self.path, error) from error
+                raise files.unwritable("encode.folder", self.path, error) from error
             self._parts.add(name)
             self._added.update((row["key"], _entry(row, name)) for row in rows)
             self._pending, self._pending_bytes = {}, 0
@@ -281,7 +281,7 @@ class EncodedStore:
                 files.write_json(about, {"format": FORMAT_VERSION})
             stored = json.loads(about.read_text(encoding="utf-8"))["format"]
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            raise files.unwritable("encode.folder", self.path, error) from error
         except (ValueError, KeyError, TypeError) as error:
             raise damaged(self.path, f"format.json cannot be read ({error})") from error
         if stored != FORMAT_VERSION:
@@ -302,8 +302,8 @@ class EncodedStore:
                 index = self._index_file(path.stem)
                 if path.suffix == ".safetensors" and not index.exists():
                     files.write_bytes(index, _parquet(_described(path)))
-            except FileNotFoundError:
-                continue  # another process was faster
+            except OSError:
+                continue  # another process was faster, or the folder cannot be written
             except (ValueError, KeyError, TypeError) as error:
                 raise damaged(self.path, f"shards/{path.name} cannot be read ({error})") from error
 
@@ -454,16 +454,6 @@ def damaged(path: Path, problem: str) -> UserError:
         field="encode.folder",
         value=str(path),
         remedy="delete that file, so that what it holds is encoded again",
-    )
-
-
-def _unwritable(path: Path, error: OSError) -> UserError:
-    return UserError(
-        f"latents cannot be stored there ({error.strerror or error})",
-        code="encoded-unwritable",
-        field="encode.folder",
-        value=str(path),
-        remedy="free disk space, or name another folder; what was stored so far is used again",
     )
 
 

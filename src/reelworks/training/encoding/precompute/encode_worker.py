@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from reelworks.core import device_memory, digests, machine, system
+from reelworks.core import device_memory, digests, files, machine, system
 from reelworks.data.loader import prefetch
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.media.config import DataConfig
@@ -226,7 +226,8 @@ class Claims:
     """
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | system.BINARY, 0o666)
+        with files.writing("encode.folder", path.parent):
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | system.BINARY, 0o666)
 
     def take(self, name: str, *, wait: bool = False) -> bool:
         """Claim a part, and return whether that succeeded; with `wait`, wait for another process to release it."""
