@@ -25,6 +25,8 @@ from refused import refused
 from reelworks.core import digests, storage
 from reelworks.core.shape import Shape
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
+from reelworks.data.loader.position import next_epoch
+from reelworks.data.loader.step_source import StepSource
 from reelworks.data.media.augment import Augmentation
 from reelworks.data.media.config import PREFETCH_BYTES
 from reelworks.data.media.decode import AtRate, FrameTicks, Request
@@ -417,3 +419,29 @@ def test_epochs_are_encoded_as_far_as_steps_reach(tmp_path: Path, monkeypatch: p
     spec = data.plan_spec(1, 1)
     assert data.plan(spec, 0).num_steps == 2
     assert encoding.epochs(data, spec) == range(-(-steps // 2))
+
+
+@pytest.mark.parametrize("ends", [{"max_steps": 7}, {"max_clips": 8}, {"max_clips": 9}, {"max_epochs": 3}], ids=str)
+def test_epochs_of_drawn_clips_are_encoded_as_far_as_training_reads(tmp_path: Path, ends: dict[str, int]) -> None:
+    """With the micro-batch that it prepares while the last one trains; none of the epochs is as long as the first."""
+    for i in range(6):
+        prepare_files.picture(tmp_path / "data" / f"{i}.png", grey=i)
+    drawn = [{"resolution": "48px", "num_frames": [1, 9], "batch_size": [3, 2], "keep_prob": 0.5}]
+    data = prepare_files.opened(prepare_files.recipe(tmp_path, train=ends, bucket=drawn))
+    spec, train = data.plan_spec(1, 1), data.recipe.train
+    position, _ = next_epoch(data, spec, None)
+    source, counted, epochs = StepSource(data, 0, 1, train.max_steps, train.max_epochs), 0, set()
+    assert len({data.plan(spec, epoch).planned for epoch in range(4)}) > 1
+    for work in source.requests_from(position):
+        epochs.add(work.epoch)
+        if counted >= ends.get("max_clips", 1000):
+            break
+        counted += int(work.real.sum())
+    assert {*encoding.epochs(data, spec)} >= {*range(max(epochs) + 1)}
+    assert len(encoding.epochs(data, spec)) <= max(epochs) + 2
+
+
+def test_of_no_clip_nothing_is_said_to_be_stored(recipe: dict[str, Any]) -> None:
+    recipe["bucket"][0]["num_frames"] = [33]
+    with refused("empty-epoch", says="no clip fits any bucket"):
+        prepared(recipe)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from reelworks.core.log import logger
 from reelworks.data.catalog.config import DRAWN, DatasetConfig
 from reelworks.data.catalog.sources import REJECTED
 from reelworks.data.distributed.mesh import World
+from reelworks.data.loader.position import next_epoch
 from reelworks.data.schedule.plan import PlanSpec
 from reelworks.models import components, registry
 from reelworks.models.family import IMAGE_ENCODERS
@@ -111,16 +112,24 @@ def drawn_settings(recipe: Recipe) -> list[str]:
 
 
 def epochs(data: RecipeData, spec: PlanSpec) -> range:
-    """Return the epochs that a recipe trains, if their clips differ; later ones are taken to be as long as the first."""
+    """Return the epochs that a recipe trains, or the first one if their clips do not differ.
+
+    A training of so many clips may read the next epoch too: micro-batches are encoded ahead, and clips may fail.
+
+    Raises:
+        UserError: No clip can be trained.
+    """
     start, train = data.stage, data.recipe.train
-    if not reachable.varies(data):
-        return range(start.epoch, start.epoch + 1)
-    plan, ends = data.plan(spec, start.epoch), [train.max_epochs]
-    if train.max_steps is not None:
-        ends.append(start.epoch + math.ceil((train.max_steps - start.step) / max(plan.num_steps, 1)))
-    if train.max_clips is not None:
-        ends.append(start.epoch + math.ceil((train.max_clips - start.clips) / max(plan.planned, 1)))
-    return range(start.epoch, max(min(end for end in ends if end is not None), start.epoch + 1))
+    position, _ = next_epoch(data, spec, None, first=start.epoch)
+    position = replace(position, global_step=start.step, clips_before=start.clips)
+    while reachable.varies(data):
+        plan, step = position.plan, position.global_step + position.plan.num_steps
+        ends = (position.epoch + 1, train.max_epochs), (step, train.max_steps), (position.clips, train.max_clips)
+        if any(end is not None and count >= end for count, end in ends):
+            break
+        ended = replace(position, global_step=step, counts=replace(position.counts, trained=plan.planned))
+        position, _ = next_epoch(data, spec, ended)
+    return range(start.epoch, position.epoch + 1)
 
 
 def build_encoding_job(
