@@ -18,10 +18,13 @@ import prepare_files
 import pytest
 import tiny_families
 import tiny_recipe
+import tomli_w
 import torch
 from PIL import Image
 from refused import refused
+from typer.testing import CliRunner
 
+from reelworks.commands.main import app
 from reelworks.core import digests, storage
 from reelworks.core.shape import Shape
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
@@ -439,6 +442,17 @@ def test_epochs_of_drawn_clips_are_encoded_as_far_as_training_reads(tmp_path: Pa
         counted += int(work.real.sum())
     assert {*encoding.epochs(data, spec)} >= {*range(max(epochs) + 1)}
     assert len(encoding.epochs(data, spec)) <= max(epochs) + 2
+
+
+def test_clips_that_cannot_be_trained_are_named_as_training_names_them(recipe: dict[str, Any], tmp_path: Path) -> None:
+    folder, file = Path(recipe["dataset"][0]["path"]), tmp_path / "recipe.toml"
+    (folder / "bad.mp4").write_bytes(b"no video")
+    (folder / "c1.txt").unlink()
+    file.write_text(tomli_w.dumps(recipe), encoding="utf-8")
+    told = CliRunner().invoke(app, ["encode", str(file)])
+    assert told.exit_code == 0
+    for clip in ("footage/bad.mp4: unreadable", "footage/c1.mkv: no_caption: no caption file"):
+        assert f"left out: {clip}" in told.output
 
 
 def test_of_no_clip_nothing_is_said_to_be_stored(recipe: dict[str, Any]) -> None:

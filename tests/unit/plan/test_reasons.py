@@ -22,7 +22,6 @@ from reelworks.core import results
 from reelworks.core.hash_rng import hash_int
 from reelworks.data.buckets.assign import Assignment, Reason
 from reelworks.data.loader import left_out
-from reelworks.training.loop import resume
 from reelworks.training.plan import idle_keys, plan_forecast, plan_report, rejections
 from reelworks.training.plan.rejections import LeftOut
 from reelworks.training.recipe import recipe_file
@@ -160,19 +159,19 @@ def test_lists_as_text_and_as_json_lines_say_the_same(folder, tmp_path):
     assert [line.split("\t")[:2] for line in lines] == [[one["path"], one["reason"]] for one in table]
 
 
-def test_a_start_names_few_clips_and_the_file_of_all(folder, tmp_path):
+def test_a_start_names_few_clips_and_the_file_of_all():
     """Clips that the recipe holds out are not among them; many are in the file alone."""
     reasons = {"unreadable": [("a.png", "no picture")], "no_caption": [("b.png", "")], "held_out": []}
     few = summary(reasons=reasons)
     last = "all clips that are left out are listed in left-out.parquet"
-    assert resume.left_out_lines(few, Path("left-out.parquet")) == [
+    assert rejections.lines(few.left_out, few.reasons, last) == [
         "  left out: a.png: unreadable: no picture",
         "  left out: b.png: no_caption",
         last,
     ]
     many = replace(few, left_out=few.left_out | {"no_caption": LeftOut(11, {})})
-    assert resume.left_out_lines(many, Path("left-out.parquet")) == [last]
-    assert resume.left_out_lines(summary(left_out={"held_out": LeftOut(9, {})}), Path("x")) == []
+    assert rejections.lines(many.left_out, many.reasons, last) == [last]
+    assert rejections.lines({"held_out": LeftOut(9, {})}, {}, last) == []
 
 
 @pytest.mark.parametrize(

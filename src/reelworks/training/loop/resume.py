@@ -14,7 +14,6 @@ import torch
 from reelworks.core import files, launcher, log, machine, units, version
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
-from reelworks.data.buckets.assign import Reason
 from reelworks.data.checkpoint import load, verify
 from reelworks.data.checkpoint.folder import CheckpointFolder, CheckpointInfo
 from reelworks.data.checkpoint.mirror import fetch
@@ -41,7 +40,6 @@ from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import progress
 from reelworks.training.step.spikes import SpikeDetector
 
-_MOST_NAMED = 10  # clips left out that a start names
 
 
 def set_threads(recipe: Recipe) -> int:
@@ -296,20 +294,6 @@ def prepare_folder(started: StartedStage, position: DataPosition, *, threads: in
         return recipe_name
 
 
-def left_out_lines(summary: PlanSummary, file: Path) -> list[str]:
-    """Return clips that an epoch leaves out with their reasons where they are few, and the file that lists all."""
-    chosen = {reason.label for reason in Reason if reason.is_planned or reason.is_chosen}  # as the recipe says
-    counts = {reason: group.clips for reason, group in summary.left_out.items() if reason not in chosen}
-    if not counts:
-        return []
-    lines = []
-    if sum(counts.values()) <= _MOST_NAMED:
-        for reason in counts:
-            for clip in summary.reasons[reason]:
-                lines.append(f"  left out: {clip.path}: {reason}" + (f": {clip.detail}" if clip.detail else ""))
-    return [*lines, f"all clips that are left out are listed in {file}"]
-
-
 def _write_plan(started: StartedStage, position: DataPosition) -> None:
     run, data, spec, epoch = started.run, started.data, position.spec, position.epoch
     ranks, given = run.world.data_size, started.stage.recipe
@@ -322,7 +306,8 @@ def _write_plan(started: StartedStage, position: DataPosition) -> None:
     planned = f"{shown} planned in {units.plural(summary.steps_per_epoch, 'step')} per epoch"
     clips = units.plural(summary.catalog.clips, "clip")
     logger.info(f"{clips}: {planned}" + (f"; {left_out}" if left_out else ""))
-    for line in left_out_lines(summary, run.folder.plan_folder / "left-out.parquet"):
+    everything = f"all clips that are left out are listed in {run.folder.plan_folder / 'left-out.parquet'}"
+    for line in rejections.lines(summary.left_out, summary.reasons, everything):
         logger.info(line)
     for warning in plan_report.warnings(summary):
         logger.warning(warning)

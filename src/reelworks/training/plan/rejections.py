@@ -6,7 +6,7 @@ Repeats of a clip count once, and not at all if one of them is trained.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from reelworks.training.recipe.dataset import RecipeData
 _NAMED = ("dataset", "path", "first_frame", "num_frames", "height", "width", "error")
 FILES_NAMED = 1000  # most clips listed for each reason
 _PARTS_COUNTED = 20
+_MOST_TOLD = 10  # clips that a start of training or encoding names
 
 
 def _write_text(table: Any, target: Any) -> None:
@@ -118,6 +119,15 @@ def named(data: RecipeData, rejections: list[Rejection]) -> dict[str, list[LeftO
             explained.append(LeftOutClip(few.label(place), detail))
         by_reason[r.reason.label] = sorted(explained, key=lambda clip: clip.path)
     return by_reason
+
+
+def lines(left_out: Mapping[str, LeftOut], reasons: Mapping[str, list[LeftOutClip]], all_in: str) -> list[str]:
+    """Return clips that nobody chose to leave out where they are few, with their reasons, and the line that tells of all."""
+    chosen = {reason.label for reason in Reason if reason.is_planned or reason.is_chosen}  # as the recipe says
+    counts = {reason: group.clips for reason, group in left_out.items() if reason not in chosen}
+    few = [(reason, clip) for reason in counts for clip in reasons[reason]] if sum(counts.values()) <= _MOST_TOLD else []
+    told = [f"  left out: {clip.path}: {reason}" + (f": {clip.detail}" if clip.detail else "") for reason, clip in few]
+    return [*told, all_in] if counts else []
 
 
 def _explain(data: RecipeData, rows: CatalogRows, reason: Reason, row: int, row_of_data: int, nearest: int) -> str:

@@ -11,8 +11,10 @@ import torch
 
 from reelworks.core import executors
 from reelworks.core.errors import UserError
+from reelworks.core.log import logger
 from reelworks.data.catalog.scan.scan import ScanProgress
 from reelworks.data.distributed import mesh
+from reelworks.data.loader.left_out import by_reason
 from reelworks.training.encoding import upkeep
 from reelworks.training.encoding.precompute import encode, reachable
 from reelworks.training.encoding.precompute.encode import EncodingReport
@@ -20,7 +22,7 @@ from reelworks.training.encoding.precompute.encode_worker import Progress
 from reelworks.training.encoding.precompute.reachable import Chunk
 from reelworks.training.encoding.store import EncodedStore
 from reelworks.training.encoding.stored_batches import StoredLatents
-from reelworks.training.plan import plan_forecast
+from reelworks.training.plan import plan_forecast, rejections
 from reelworks.training.precompute import encode_on_cluster, encoding
 from reelworks.training.preflight import stage_forecast
 from reelworks.training.recipe import dataset, recipe_file
@@ -55,6 +57,7 @@ def encode_stage(
         with executors.connect_elsewhere(engine, for_actors=True) as cluster:
             dataset.scan_recipe(recipe, on_scan, engine=engine)
             data = _open(whole, index, 1)
+            _tell_of_left_out(data)
             source, spec = encoding.open_store(data), plan_forecast.plan_spec(data)
             job = encoding.build_encoding_job(data, source, torch.device("cpu"), spec, limit=limit)
             done = encode_on_cluster.encode_missing(data, job, cluster, limit=limit, on_progress=on_progress)
@@ -64,6 +67,8 @@ def encode_stage(
                 dataset.scan_recipe(recipe, on_scan)
             world.wait()
             data = _open(whole, index, world.size)
+            if world.is_main:
+                _tell_of_left_out(data)
             source, spec = encoding.open_store(data), plan_forecast.plan_spec(data, world.size)
             job = encoding.build_encoding_job(data, source, world.device, spec, limit=limit, on_progress=on_progress)
             done = encoding.encode_missing(job)
@@ -76,6 +81,14 @@ def _open(whole: Recipe, index: int, world: int) -> RecipeData:
     start = stage_forecast.start_of(whole, index, world)
     recipe = recipe_file.of_stage(whole, index, start) if whole.stage else whole
     return replace(RecipeData.open(storing(recipe)), stage=start)
+
+
+def _tell_of_left_out(data: RecipeData) -> None:
+    """Name clips that cannot be trained, and so are not encoded."""
+    found = by_reason(*data.assignment(data.stage.epoch))
+    everything = "reelworks plan RECIPE --rejected FILE lists all clips that are left out"
+    for line in rejections.lines(rejections.counts(data, found), rejections.named(data, found), everything):
+        logger.info(line)
 
 
 def existing_store(folder: Path) -> EncodedStore:
