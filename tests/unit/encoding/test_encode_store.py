@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -237,6 +238,23 @@ def test_removed_entries_are_gone_and_the_others_stay(tmp_path: Path) -> None:
         assert [n for n in range(4) if wanted(n).key in opened] == [1]
         assert torch.equal(opened.read(wanted(1).key), torch.full((2, 3), 1.0))
     assert len(list((tmp_path / "shards").iterdir())) == 1
+
+
+@pytest.mark.parametrize("room", [0, 1])
+def test_a_full_disk_gets_room(tmp_path: Path, room: int) -> None:
+    """Whole shards go first; where one has others, and there is still no room to write them anew, they go too."""
+    store = filled(tmp_path, commits=3)
+
+    def disk(call: str, path: Path) -> None:
+        if call == "open" and len(list((tmp_path / "index").iterdir())) > (2 if room else 0):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with storage.guarded(disk):
+        assert store.remove({wanted(n).key for n in (0, 4, 5)}) > 0
+    for opened in (store, EncodedStore.open(tmp_path)):
+        assert [n for n in range(6) if wanted(n).key in opened] == ([1, 2, 3] if room else [2, 3])
+    assert not [row for row, problem in store.verify() if problem]
+    assert len(list((tmp_path / "shards").iterdir())) == len(list((tmp_path / "index").iterdir())) == 1 + room
 
 
 def test_no_file_is_mapped_when_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

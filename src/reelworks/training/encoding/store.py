@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor
 
-from reelworks.core import digests, files, storage
+from reelworks.core import digests, files, storage, units
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.training.encoding.request_key import Wanted, key_words
@@ -235,14 +235,17 @@ class EncodedStore:
     def remove(self, keys: set[str]) -> int:
         """Delete tensors, and those that others of their keys replaced; return the bytes of the files that became free.
 
-        Shards with others are written anew.
+        Shards with others are written anew, those with the fewest bytes of them first, so that there is room for the next;
+        on a disk without any, the others of a shard are deleted too.
         """
-        freed = 0
+        kept_bytes = dict[str, int]()
         for name in sorted(self._index_files()):
             rows = _rows_of(self._index_file(name))
-            kept = [row for row in rows if row["key"] not in keys and self._counts(name, row)]
-            if len(kept) == len(rows):
-                continue
+            if len(kept := self._kept(name, rows, keys)) < len(rows):
+                kept_bytes[name] = sum(row["bytes"] for row in kept)
+        freed = 0
+        for name in sorted(kept_bytes, key=lambda name: (kept_bytes[name], name)):
+            kept = self._kept(name, _rows_of(self._index_file(name)), keys)
             freed += self._shard_file(name).stat().st_size if self._shard_file(name).exists() else 0
             freed -= self._copy(kept, name)
             storage.unlink(self._index_file(name))  # first, so that no index ever names a missing shard
@@ -255,8 +258,11 @@ class EncodedStore:
             self._load(sorted(self._index_files()))
         return freed
 
+    def _kept(self, name: str, rows: list[dict[str, Any]], keys: set[str]) -> list[dict[str, Any]]:
+        return [row for row in rows if row["key"] not in keys and self._counts(name, row)]
+
     def _copy(self, rows: list[dict[str, Any]], name: str) -> int:
-        """Write rows of a shard into a new one that takes its place; return its bytes."""
+        """Write rows of a shard into a new one that takes its place; return its bytes, 0 if there is no room for it."""
         values = []
         for row in rows:
             try:
@@ -268,8 +274,15 @@ class EncodedStore:
         written, data = _shard(values)
         # The name begins with the former one's time: an entry must not become newer than its successor.
         new = f"{name.split('-')[0]}-{uuid.uuid4().hex[:8]}"
-        files.write_bytes(self._shard_file(new), data)
-        files.write_bytes(self._index_file(new), _parquet(written))
+        try:
+            files.write_bytes(self._shard_file(new), data)
+            files.write_bytes(self._index_file(new), _parquet(written))
+        except OSError as error:
+            self._shard_file(new).unlink(missing_ok=True)
+            if error.errno not in files.FULL:
+                raise
+            logger.warning("no room to keep %s beside what is deleted; they will be encoded again", units.plural(len(values), "entry"))
+            return 0
         return len(data)
 
     def _create(self) -> None:

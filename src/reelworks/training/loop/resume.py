@@ -33,7 +33,6 @@ from reelworks.training.loop import checkpointing, stages
 from reelworks.training.loop.open_run import StartedStage
 from reelworks.training.loop.stages import Stage
 from reelworks.training.plan import plan_report, rejections
-from reelworks.training.plan.plan_report import PlanSummary
 from reelworks.training.recipe import diff, recipe_file
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
