@@ -36,6 +36,7 @@ from reelworks.data.media.decode import AtRate, FrameTicks, Request
 from reelworks.data.media.decode_pool import DecodePool
 from reelworks.data.media.framing import FILTERS
 from reelworks.data.media.sound import SoundRequest
+from reelworks.models.config import AutoencoderConfig
 from reelworks.training.encoding import request_key, upkeep
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.encoding.precompute import reachable
@@ -156,6 +157,28 @@ def test_changed_weights_invalidate_all_latents(recipe: dict[str, Any], tmp_path
         next(autoencoder.parameters()).mul_(1.5)
     autoencoder.save_pretrained(tmp_path / "vae")
     assert missing(recipe) == (3, 0)
+
+
+@pytest.mark.parametrize("part", ["vae", None])
+def test_only_what_loaders_read_of_a_folder_is_what_an_encoder_is(tmp_path: Path, part: str | None) -> None:
+    """Not what a download or a file manager leaves, nor other parts of a pipeline beside its text encoders."""
+
+    def identity() -> str:
+        config = AutoencoderConfig(name="sdxl", weights=str(tmp_path / "weights"))
+        return request_key.encoder_id(config, "autoencoder.weights", FileDigests(tmp_path / "known.json"), part=part)
+
+    own, seen = part or "text_encoder", []
+    read = [f"{own}/config.json", f"{own}/model-00001-of-00002.safetensors", f"{own}/merges.txt", f"{own}/spiece.model"]
+    unread = ["README.md", f"{own}/README.md", f"{own}/.DS_Store", ".cache/huggingface/download/config.json.metadata"]
+    unread += [".gitattributes", "LICENSE", f"{own}/LICENSE.txt", f"{own}/.cache/huggingface/a.lock", "pe/model.bin"]
+    for name in [*read, *unread]:
+        file = tmp_path / "weights" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for content in ("one", "another"):
+            file.write_text(content, encoding="utf-8")
+            former = seen[-1:]
+            seen.append(identity())
+            assert (former == seen[-1:]) == (name in unread), name
 
 
 @pytest.mark.parametrize("way", ["in place", "renamed into place"])

@@ -24,7 +24,8 @@ _STORAGE = torch.bfloat16
 CONTRACT = Contract(_STORAGE, _STORAGE, None, None, torch.float32, {}, overflows=frozenset({torch.float16}))
 _T5_WIDTH = 4096  # of the XXL
 _VOCABULARY_TOLERANCE = 0.01  # for added words and padding rows
-_NOT_OF_TEXT = {
+# Parts of pipelines that are not loaded to embed captions.
+NOT_OF_TEXT = {
     *("vae", "transformer", "transformer_2", "unconditional_transformer", "unet", "processor"),
     *("audio_vae", "vocoder", "prompt_enhancer", "prompt_enhancer_head", "duration_head"),
     *("pe", "pe_tokenizer", "text_processor"),
@@ -127,7 +128,7 @@ def load_pipeline(config: TextEncoderConfig, *, dtype: torch.dtype | None = None
 def _without_others(known: PublishedText, source: str, dtype: torch.dtype, without: Sequence[str]) -> Any:
     """Load a pipeline without the parts that captions do not need, and without some more."""
     kind = optional_imports.from_diffusers(known.pipeline)
-    unused = _NOT_OF_TEXT & set(kind._get_signature_keys(kind)[0]) | {*without}
+    unused = NOT_OF_TEXT & set(kind._get_signature_keys(kind)[0]) | {*without}
     parts: dict[str, Any] = dict.fromkeys(unused)
     if known.asks_autoencoder is not None:  # the pipeline's constructor reads its sizes
         with torch.device("meta"):

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from reelworks.data.media.sound import VERSION as SOUND_VERSION
 from reelworks.data.media.sound import SoundRequest
 from reelworks.models import hub
 from reelworks.models.storage import weights
+from reelworks.models.text.encoders import NOT_OF_TEXT
 
 ENCODER_VERSION = 1  # raise it when an encoder's code returns other values for the same weights
 LATENT, CONTROL, FIRST_FRAME, IMAGE, TEXT = "latent", "control", "first_frame", "image", "text"
@@ -41,11 +42,11 @@ SOUND, EMPTY = "sound", "empty"
 TEXTS = (TEXT, EMPTY)  # embeddings of the caption, and of the empty one in its place
 # Keys of a recipe's tables that do not change what an encoder returns.
 _WITHOUT_EFFECT = {"weights", "device"}
-# Folders of a pipeline that have no part in embedding captions.
-_NOT_OF_TEXT = {
-    *("transformer", "transformer_2", "transformer_ref", "unet", "vae", "audio_vae", "vocoder"),
-    *("scheduler", "prompt_enhancer"),
-}
+# Folders of a pipeline that have no part in embedding captions; its processor prepares the pictures that they refer to.
+_NOT_OF_TEXT = NOT_OF_TEXT - {"processor"} | {"transformer_ref", "scheduler"}
+# Files of a repository that no loader reads, beside hidden ones, such as the times of a download.
+_UNREAD_SUFFIXES = {".md", ".pdf", ".png", ".jpg", ".jpeg", ".webp", ".gif", ".mp4"}
+_UNREAD_STEMS = {"LICENSE", "NOTICE"}
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,15 @@ def _content(source: str, field: str, part: str | None, known: FileDigests) -> A
     if part is not None and (place / part).is_dir():
         place = place / part
     found = {path.relative_to(place).as_posix(): path for path in sorted(place.rglob("*")) if path.is_file()}
-    used = {name: path for name, path in found.items() if part is not None or name.split("/")[0] not in _NOT_OF_TEXT}
+    skipped = _NOT_OF_TEXT if part is None else set[str]()
+    used = {name: path for name, path in found.items() if name.split("/")[0] not in skipped and _is_read(name)}
     return {name: known.digest(path) for name, path in used.items()}
+
+
+def _is_read(name: str) -> bool:
+    path = PurePosixPath(name)
+    is_hidden = any(part.startswith(".") for part in path.parts)
+    return not is_hidden and path.suffix.lower() not in _UNREAD_SUFFIXES and path.stem.upper() not in _UNREAD_STEMS
 
 
 class FileDigests:
