@@ -58,7 +58,7 @@ def recipe(tmp_path: Path) -> dict[str, Any]:
     folder = tmp_path / "footage"
     folder.mkdir()
     for i in range(3):
-        picture = generator.integers(0, 256, (40, 48, 3), dtype=np.uint8)
+        picture = generator.integers(0, 256, (40, 48, 3 + (i == 2)), dtype=np.uint8)
         Image.fromarray(picture).save(folder / f"p{i}.png")
         (folder / f"p{i}.txt").write_text(f"picture {i}", encoding="utf-8")
     for i in range(2):
@@ -112,11 +112,13 @@ def test_the_forecast_is_the_size_on_disk(recipe: dict[str, Any]) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], tuple[int, int]]] = {
+    "alpha_color": (lambda r: r["data"].update(alpha_color=[0, 0, 0]), (1, 0)),  # one picture is transparent
     "caption": (lambda r: Path(r["dataset"][0]["path"], "p0.txt").write_text("another", encoding="utf-8"), (0, 1)),
     "template": (lambda r: r["dataset"][0].update(caption="style, {text}"), (0, CLIPS)),
     "crop": (lambda r: r["data"].update(crop="random"), (CLIPS, 0)),
     "stride": (lambda r: r["data"].update(frame_interval=2), (2, 0)),  # pictures have one frame
     "fps": (lambda r: r["data"].update(fps=5.0), (2, 0)),
+    "short_clips": (lambda r: r["data"].update(short_clips="hold"), (0, 0)),  # none is short
     "clip_start": (lambda r: r["data"].update(clip_start="start"), (2, 0)),
     "variants": (lambda r: r["encode"].update(variants=3), (4, 0)),
     "dtype": (lambda r: r["encode"].update(dtype="bfloat16"), (CLIPS, 0)),
@@ -136,7 +138,7 @@ def _rename(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.quick_cases(1)
+@pytest.mark.quick_cases(2)
 def test_a_change_invalidates_what_it_must(recipe: dict[str, Any], change: str) -> None:
     recipe["data"]["clip_start"] = "start" if change == "name of a file" else "random"
     encode(recipe)

@@ -42,6 +42,8 @@ def test_a_short_clip_is_held_or_starts_over(num_frames: int, wanted: int, step:
     plain, held, looped = (
         decode.frame_indices(num_frames, wanted, step, draw, rule) for rule in ("reject", "hold", "loop")
     )
+    request = Request(Path("a.mp4"), False, Shape(wanted, 32, 32), step=step, first_frame_draw=draw)
+    assert decode.is_short(request, num_frames) == (plain[-1] >= num_frames)
     if plain[-1] < num_frames:
         assert np.array_equal(held, plain)
         assert np.array_equal(looped, plain)

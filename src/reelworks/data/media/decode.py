@@ -291,14 +291,25 @@ def _count(request: Request, total: int) -> int:
 
 def _places(request: Request, count: int) -> NDArray[np.int64]:
     """Return the numbers of the requested frames among those of the clip, or among those that it has at its rate."""
-    rate, wanted = request.at_rate, request.thinned or request.shape.num_frames
-    step, most = (request.step, count) if rate is None else (1.0, rate.count)
+    wanted, step, most = _pace(request, count)
     places = frame_indices(most, wanted, step, request.first_frame_draw, request.short_clips)
     if request.thinned:
         places = places[np.linspace(0, wanted - 1, request.shape.num_frames).round().astype(np.int64)]
-    if places.max() >= most and (request.num_frames is not None or rate is not None):
+    if places.max() >= most and (request.num_frames is not None or request.at_rate is not None):
         raise MediaError(f"the clip has {most} frames, {int(places.max()) + 1} are needed")
     return places
+
+
+def _pace(request: Request, count: int) -> tuple[int, float, int]:
+    """Return how many frames are wanted, how far apart, and of how many that the clip has at its rate."""
+    rate, wanted = request.at_rate, request.thinned or request.shape.num_frames
+    return (wanted, request.step, count) if rate is None else (wanted, 1.0, rate.count)
+
+
+def is_short(request: Request, total: int) -> bool:
+    """Return whether `short_clips` decides about frames of a clip whose file has this many."""
+    wanted, step, most = _pace(request, _count(request, total))
+    return int((wanted - 1) * step + _EPSILON) >= most
 
 
 def span_seconds(request: Request, times: FrameTimes) -> tuple[float, float]:

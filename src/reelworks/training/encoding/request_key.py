@@ -24,12 +24,14 @@ from pydantic import BaseModel
 from reelworks.core import digests, files
 from reelworks.core.log import logger
 from reelworks.data.catalog.sources import IN_ORDER, REJECTED, source_of
+from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.loader.dataset import Dataset
 from reelworks.data.loader.micro_batch import MicroBatchRequest
-from reelworks.data.media import location
+from reelworks.data.media import decode, location
 from reelworks.data.media.decode import VERSION as DECODER_VERSION
 from reelworks.data.media.decode import Request
 from reelworks.data.media.location import MediaPath
+from reelworks.data.media.pictures import WHITE
 from reelworks.data.media.sound import VERSION as SOUND_VERSION
 from reelworks.data.media.sound import SoundRequest
 from reelworks.models import hub
@@ -255,7 +257,8 @@ class Keys:
         return [name for name in wanted if name not in TEXTS or self.ids.text_sees_pictures]
 
     def _of_clip(self, work: MicroBatchRequest, i: int, row: int, scanned: str) -> dict[str, Wanted]:
-        ids, request, label = self.ids, work.requests[i], self.data.rows.label(row)
+        ids, rows, label = self.ids, self.data.rows, self.data.rows.label(row)
+        request = _effective(work.requests[i], rows, row, scanned)
         print_ = self._fingerprint(scanned, request.path)
         latents = ids.autoencoder
         wanted = {LATENT: self._wanted(LATENT, latents, request, print_, label, ids.latent_dtype)}
@@ -264,13 +267,14 @@ class Keys:
                 continue
             companion, found = work.companions[kind][i], self.data.companions[source_of(kind)]
             if companion is not None:
-                theirs = found.rows.fingerprint[int(found.row[row])].as_py()
-                theirs = self._fingerprint(theirs, companion.path)
-                wanted[kind] = (
-                    self._sound(companion, theirs, label)
-                    if isinstance(companion, SoundRequest)
-                    else self._wanted(LATENT, latents, companion, theirs, label, ids.latent_dtype)
-                )
+                at = int(found.row[row])
+                theirs = found.rows.fingerprint[at].as_py()
+                their_print = self._fingerprint(theirs, companion.path)
+                if isinstance(companion, SoundRequest):
+                    wanted[kind] = self._sound(companion, their_print, label)
+                else:
+                    companion = _effective(companion, found.rows, at, theirs)
+                    wanted[kind] = self._wanted(LATENT, latents, companion, their_print, label, ids.latent_dtype)
         if ids.parts is not None:
             parts = [wanted[LATENT].key, *(wanted.pop(kind).key for kind in ids.parts if kind in wanted)]
             drawn = work.masks[i] if work.masks else None
@@ -283,7 +287,7 @@ class Keys:
         if ids.sound is not None:
             sound = work.sounds[i]
             assert sound is not None, "only clips that are found in the store have none"
-            wanted[SOUND] = self._sound(sound, print_, label)
+            wanted[SOUND] = self._sound(dataclasses.replace(sound, clip=request), print_, label)
         if ids.image is not None and moves:
             kind = IMAGE + " last" * ids.last_frame
             wanted[IMAGE] = self._wanted(kind, ids.image, request, print_, label)
@@ -305,7 +309,7 @@ class Keys:
     def _fingerprint(self, scanned: str, path: MediaPath) -> str:
         """Return the content's fingerprint: the catalog's, or the file's own where the catalog has none."""
         if scanned:  # of a trusted list it has no digest, and another file may have the same size and time
-            return scanned if len(scanned.rpartition("-")[2]) == 32 else f"{scanned} {path}"
+            return scanned if _tells_content(scanned) else f"{scanned} {path}"
         with self._lock:
             if path not in self._own:
                 try:
@@ -313,6 +317,22 @@ class Keys:
                 except OSError:
                     return ""  # decoding will fail and say why
             return self._own[path]
+
+
+def _tells_content(scanned: str) -> bool:
+    """Whether a fingerprint of the catalog is that of a file that was read and measured."""
+    return len(scanned.rpartition("-")[2]) == 32
+
+
+def _effective(request: Request, rows: CatalogRows, at: int, scanned: str) -> Request:
+    """Return a request without settings that have no effect on a file with the measures of a row."""
+    if not _tells_content(scanned):
+        return request
+    if request.alpha_color != WHITE and not rows.has_alpha[at]:
+        request = dataclasses.replace(request, alpha_color=WHITE)
+    if request.short_clips != "reject" and not decode.is_short(request, int(rows.num_frames[at])):
+        request = dataclasses.replace(request, short_clips="reject")
+    return request
 
 
 def unchanged(data: Dataset, work: MicroBatchRequest, i: int, kinds: Iterable[str]) -> bool:
