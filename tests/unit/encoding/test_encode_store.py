@@ -185,11 +185,15 @@ def test_what_is_lost_is_missing_until_it_is_stored_again_and_then_nothing_is_da
     assert CliRunner().invoke(app, verify).exit_code == 0
     assert sorted(EncodedStore.open(tmp_path).table().column("key").to_pylist()) == keys
     store.remove(set())  # frees what was replaced
-    assert all(torch.equal(EncodedStore.open(tmp_path).read(wanted(n).key), torch.full((2, 3), float(n))) for n in range(4))
+    assert all(
+        torch.equal(EncodedStore.open(tmp_path).read(wanted(n).key), torch.full((2, 3), float(n))) for n in range(4)
+    )
     assert len(list((tmp_path / "index").iterdir())) == (3 if way != "shard gone" else 2)
 
 
-@pytest.mark.parametrize("what", ["cut", "empty", "a flipped bit", "other columns", "a shard cut", "a foreign shard", "wild bytes"])
+@pytest.mark.parametrize(
+    "what", ["cut", "empty", "a flipped bit", "other columns", "a shard cut", "a foreign shard", "wild bytes"]
+)
 def test_a_damaged_store_names_the_file_to_delete(tmp_path: Path, what: str) -> None:
     filled(tmp_path)
     index = sorted((tmp_path / "index").iterdir())[0]

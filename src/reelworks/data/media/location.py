@@ -253,9 +253,9 @@ def fingerprint(file: MediaPath) -> str:
 
     The version of a copy is that of the remote file.
     """
-    is_copy = isinstance(file, Location) and file.start is None
+    version = file.version if isinstance(file, Location) and file.start is None else stamp(file)[1]
     with opened(file) as content:
-        return digests.fingerprint(content, num_bytes(file), file.version if is_copy else stamp(file)[1])
+        return digests.fingerprint(content, num_bytes(file), version)
 
 
 def is_as_scanned(file: MediaPath, size: int, then_ns: int, scanned: str) -> bool:

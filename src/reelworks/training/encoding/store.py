@@ -281,7 +281,10 @@ class EncodedStore:
             self._shard_file(new).unlink(missing_ok=True)
             if error.errno not in files.FULL:
                 raise
-            logger.warning("no room to keep %s beside what is deleted; they will be encoded again", units.plural(len(values), "entry"))
+            logger.warning(
+                "no room to keep %s beside what is deleted; they will be encoded again",
+                units.plural(len(values), "entry"),
+            )
             return 0
         return len(data)
 

@@ -6,7 +6,6 @@ import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,7 +37,6 @@ from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import progress
 from reelworks.training.step.spikes import SpikeDetector
-
 
 
 def set_threads(recipe: Recipe) -> int:

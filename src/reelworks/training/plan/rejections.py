@@ -125,7 +125,9 @@ def lines(left_out: Mapping[str, LeftOut], reasons: Mapping[str, list[LeftOutCli
     """Return clips that nobody chose to leave out where they are few, with their reasons, and the line that tells of all."""
     chosen = {reason.label for reason in Reason if reason.is_planned or reason.is_chosen}  # as the recipe says
     counts = {reason: group.clips for reason, group in left_out.items() if reason not in chosen}
-    few = [(reason, clip) for reason in counts for clip in reasons[reason]] if sum(counts.values()) <= _MOST_TOLD else []
+    few = (
+        [(reason, clip) for reason in counts for clip in reasons[reason]] if sum(counts.values()) <= _MOST_TOLD else []
+    )
     told = [f"  left out: {clip.path}: {reason}" + (f": {clip.detail}" if clip.detail else "") for reason, clip in few]
     return [*told, all_in] if counts else []
 
