@@ -123,10 +123,6 @@ class EncodedStore:
         with self._lock:
             return key in self._pending or self._entry(key) is not None
 
-    def __len__(self) -> int:
-        with self._lock:
-            return len(self._words) + len(self._added)
-
     def missing(self, keys: Sequence[str]) -> set[str]:
         """Return the keys whose values are not stored."""
         with self._lock:
@@ -170,7 +166,7 @@ class EncodedStore:
                 self.commit()
 
     def commit(self) -> None:
-        """Write all tensors that were put.
+        """Write all tensors that were put; those that cannot be written are forgotten.
 
         Raises:
             UserError: The disk is full, or the folder cannot be written.
@@ -179,6 +175,7 @@ class EncodedStore:
             if not self._pending:
                 return
             rows, data = _shard(self._pending.values())
+            self._pending, self._pending_bytes = {}, 0
             name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"
             try:
                 files.write_bytes(self._shard_file(name), data)
@@ -187,12 +184,6 @@ class EncodedStore:
                 raise files.unwritable("encode.folder", self.path, error) from error
             self._parts.add(name)
             self._added.update((row["key"], _entry(row, name)) for row in rows)
-            self._pending, self._pending_bytes = {}, 0
-
-    def drop_pending(self) -> None:
-        """Forget tensors that were put and could not be written."""
-        with self._lock:
-            self._pending, self._pending_bytes = {}, 0
 
     def refresh(self) -> None:
         """Learn of what other processes have committed."""

@@ -79,7 +79,6 @@ class StoredLatents:
             self.store.put(wanted, value)
         except UserError as error:
             logger.warning("a latent cannot be stored (%s); going on without", error.problem)
-            self.store.drop_pending()
 
     def close(self) -> None:
         """Write what was put last."""

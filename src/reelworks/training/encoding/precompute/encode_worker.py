@@ -158,7 +158,7 @@ class EncodeWorker:
                 if any(wanted[name].key not in store for name in keys.by_clip(wanted))
             ]
             size = max(int(data.table.batch_sizes()[int(chunk.clips.bucket[0])]), 1)
-            batches = [chunk.part(data, lacking[at : at + size]) for at in range(0, len(lacking), size)]
+            batches = [chunk.build_request(data, lacking[at : at + size]) for at in range(0, len(lacking), size)]
             if not batches:
                 self._claims.release(chunk.name)
                 continue

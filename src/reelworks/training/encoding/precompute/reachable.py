@@ -38,18 +38,9 @@ class Chunk:
         c = self.clips
         return digests.digest_arrays(uid=c.uid, bucket=c.bucket, epoch=np.array([self.epoch]))
 
-    def __len__(self) -> int:
-        return len(self.clips)
-
-    def build_request(self, data: Dataset) -> MicroBatchRequest:
-        """Return the request of all clips of the chunk."""
-        return self._request(data, self.clips)
-
-    def part(self, data: Dataset, where: list[int]) -> MicroBatchRequest:
-        """Return the request of some of its clips."""
-        return self._request(data, self.clips.take(np.array(where)))
-
-    def _request(self, data: Dataset, clips: Samples) -> MicroBatchRequest:
+    def build_request(self, data: Dataset, where: list[int] | None = None) -> MicroBatchRequest:
+        """Return the request of the clips of the chunk, or of some of them."""
+        clips = self.clips if where is None else self.clips.take(np.array(where))
         return request(data, clips, self.epoch, augments=not self.held_out)
 
 
