@@ -28,7 +28,7 @@ from reelworks.training.recipe import dataset, recipe_file
 
 Recipe = dict[str, Any]
 FIXED = {"num_workers": 0, "clip_start": "start"}
-CLIPS, CAPTIONS = 17, 18
+CLIPS, CAPTIONS = 17, 17
 
 
 def losses(recipe: Recipe) -> list[tuple[float, float]]:
