@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -231,8 +230,6 @@ class Keys:
 
     def __init__(self, data: Dataset, ids: EncoderIds) -> None:
         self.data, self.ids = data, ids
-        self._own = dict[MediaPath, str]()
-        self._lock = threading.Lock()
 
     def wanted(self, work: MicroBatchRequest) -> list[dict[str, Wanted]]:
         """Return all that training reads of each clip of a micro-batch by name: "latent", "text", "control" and so on."""
@@ -259,7 +256,7 @@ class Keys:
     def _of_clip(self, work: MicroBatchRequest, i: int, row: int, scanned: str) -> dict[str, Wanted]:
         ids, rows, label = self.ids, self.data.rows, self.data.rows.label(row)
         request = _effective(work.requests[i], rows, row, scanned)
-        print_ = self._fingerprint(scanned, request.path)
+        print_ = _content_of(scanned, request.path)
         latents = ids.autoencoder
         wanted = {LATENT: self._wanted(LATENT, latents, request, print_, label, ids.latent_dtype)}
         for kind in ids.given:
@@ -269,7 +266,7 @@ class Keys:
             if companion is not None:
                 at = int(found.row[row])
                 theirs = found.rows.fingerprint[at].as_py()
-                their_print = self._fingerprint(theirs, companion.path)
+                their_print = _content_of(theirs, companion.path)
                 if isinstance(companion, SoundRequest):
                     wanted[kind] = self._sound(companion, their_print, label)
                 else:
@@ -306,22 +303,15 @@ class Keys:
         key, text = of_request(kind, encoder, request, fingerprint, *extra)
         return Wanted(key, kind, encoder, fingerprint, label, text)
 
-    def _fingerprint(self, scanned: str, path: MediaPath) -> str:
-        """Return the content's fingerprint: the catalog's, or the file's own where the catalog has none."""
-        if scanned:  # of a trusted list it has no digest, and another file may have the same size and time
-            return scanned if _tells_content(scanned) else f"{scanned} {path}"
-        with self._lock:
-            if path not in self._own:
-                try:
-                    self._own[path] = location.fingerprint(path)
-                except OSError:
-                    return ""  # decoding will fail and say why
-            return self._own[path]
-
 
 def _tells_content(scanned: str) -> bool:
     """Whether a fingerprint of the catalog is that of a file that was read and measured."""
     return len(scanned.rpartition("-")[2]) == 32
+
+
+def _content_of(scanned: str, path: MediaPath) -> str:
+    """Return what stands for a file's content: of a trusted list, another file may have the same size and time."""
+    return scanned if _tells_content(scanned) else f"{scanned} {path}"
 
 
 def _effective(request: Request, rows: CatalogRows, at: int, scanned: str) -> Request:

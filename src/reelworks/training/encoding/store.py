@@ -229,16 +229,12 @@ class EncodedStore:
         Shards with others are written anew, those with the fewest bytes of them first, so that there is room for the next;
         on a disk without any, the others of a shard are deleted too.
         """
-        kept_bytes = dict[str, int]()
-        for name in sorted(self._index_files()):
-            rows = _rows_of(self._index_file(name))
-            if len(kept := self._kept(name, rows, keys)) < len(rows):
-                kept_bytes[name] = sum(row["bytes"] for row in kept)
+        found = ((name, self._kept(name, keys)) for name in sorted(self._index_files()))
+        kept_bytes = {name: sum(row["bytes"] for row in kept) for name, kept in found if kept is not None}
         freed = 0
-        for name in sorted(kept_bytes, key=lambda name: (kept_bytes[name], name)):
-            kept = self._kept(name, _rows_of(self._index_file(name)), keys)
+        for name in sorted(kept_bytes, key=kept_bytes.__getitem__):
             freed += self._shard_file(name).stat().st_size if self._shard_file(name).exists() else 0
-            freed -= self._copy(kept, name)
+            freed -= self._copy(self._kept(name, keys) or [], name)
             storage.unlink(self._index_file(name))  # first, so that no index ever names a missing shard
             with self._lock:
                 self._maps.pop(name, None)  # Windows removes no file that is mapped
@@ -249,8 +245,11 @@ class EncodedStore:
             self._load(sorted(self._index_files()))
         return freed
 
-    def _kept(self, name: str, rows: list[dict[str, Any]], keys: set[str]) -> list[dict[str, Any]]:
-        return [row for row in rows if row["key"] not in keys and self._counts(name, row)]
+    def _kept(self, name: str, keys: set[str]) -> list[dict[str, Any]] | None:
+        """Return the descriptions of a shard that stay when these keys go; None if all stay."""
+        rows = _rows_of(self._index_file(name))
+        kept = [row for row in rows if row["key"] not in keys and self._counts(name, row)]
+        return kept if len(kept) < len(rows) else None
 
     def _copy(self, rows: list[dict[str, Any]], name: str) -> int:
         """Write rows of a shard into a new one that takes its place; return its bytes, 0 if there is no room for it."""
