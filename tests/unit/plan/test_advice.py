@@ -41,7 +41,10 @@ CASES = [
     ),
     (
         "duplicates",
-        [{"fingerprint": "x"}, {"fingerprint": "x"}, {"fingerprint": "x"}, VIDEO],
+        [
+            *({"fingerprint": f"9-{version}{'a' * 32}"} for version in ("", "", "5-")),
+            VIDEO,
+        ],  # one with its time of change
         "2 clips with the same content as another file",
         [VIDEO, VIDEO, {**BAD, "fingerprint": ""}, {**BAD, "fingerprint": ""}],
     ),

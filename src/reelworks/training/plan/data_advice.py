@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.core import units
+from reelworks.core import digests, units
 from reelworks.core.hash_rng import hash64
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.catalog.store.rows import CatalogRows
@@ -119,7 +119,8 @@ def _few_pictures(rows: CatalogRows) -> Finding:
 
 def _duplicates(rows: CatalogRows) -> NDArray[np.bool_]:
     where, good = rows.readable.copy(), np.flatnonzero(rows.readable)
-    codes = rows.fingerprint.take(pa.array(good)).dictionary_encode().indices.to_numpy().astype(np.uint64)
+    codes = rows.content_keys()[good]
+    codes = np.where(codes == digests.NO_CONTENT, rows.uid[good], codes)
     ranged = rows.is_range[good]  # ranges of one file differ
     codes[ranged] = hash64(codes[ranged], rows.first_frame[good[ranged]], rows.num_frames[good[ranged]])
     _, first = np.unique(codes, return_index=True)
