@@ -130,21 +130,19 @@ def verify(
     from reelworks.training.encoding.upkeep import DamagedValue, StoreCheck
     from reelworks.training.precompute import ahead
 
-    checked, damaged, keys = 0, list[DamagedValue](), set[str]()
+    checked, damaged = 0, list[tuple[dict[str, Any], str]]()
     store = ahead.existing_store(folder)
     with log.stage("comparing checksums", lambda: units.plural(checked, "entry")):
         for row, problem in store.verify():
             checked += 1
-            if problem:
-                damaged.append(DamagedValue(row["label"], row["kind"], problem))
-                keys.add(row["key"])
-    if delete and keys:
-        store.remove(keys)
+            damaged += [(row, problem)] if problem else []
+    if delete and damaged:
+        store.remove({row["key"] for row, _ in damaged})
     if json:
-        show.json(StoreCheck(checked, damaged))
+        show.json(StoreCheck(checked, [DamagedValue(row["label"], row["kind"], problem) for row, problem in damaged]))
     else:
-        for each in damaged:
-            show.line(f"damaged: {each.kind} of {each.clip}: {each.problem}")
+        for row, problem in damaged:
+            show.line(f"damaged: {row['kind']} of {row['label']}: {problem}")
         show.line(f"{checked:,} entries checked, {len(damaged)} damaged")
     if damaged:
         raise Exit(ExitCode.FAILED)

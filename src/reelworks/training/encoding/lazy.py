@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar, final
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from reelworks.core import log
 from reelworks.core.shape import Geometry
 from reelworks.data.distributed.contract import Contract
-from reelworks.models.api import Autoencoder, ImageEncoder, TextEmbedding, TextEncoder
+from reelworks.models.api import Autoencoder, ImageEncoder, TextEncoder
 from reelworks.models.family import PublishedSound
 from reelworks.models.sound.encoder import SoundEncoder
 
@@ -51,6 +51,10 @@ class _Lazy(Generic[E]):
         """Its dtypes, for which it is loaded."""
         return self.later.get().contract
 
+    def encode(self, *inputs: Any) -> Any:
+        """Encode what the loaded one encodes; see `models.api`."""
+        return self.later.get().encode(*inputs)
+
     def to(self, device: torch.device) -> E:
         """Move it, for which it is loaded; return the loaded one."""
         return self.later.get().to(device)  # type: ignore[return-value]
@@ -69,10 +73,6 @@ class LazyAutoencoder(_Lazy[Autoencoder]):
         """Networks that encode; see `models.api.Autoencoder`."""
         return self.later.get().encoding_networks
 
-    def encode(self, video_BCTHW: Tensor) -> Tensor:
-        """Encode video; see `models.api.Autoencoder`."""
-        return self.later.get().encode(video_BCTHW)
-
     def decode(self, latent_BCTHW: Tensor, num_frames: int) -> Tensor:
         """Decode latents; see `models.api.Autoencoder`."""
         return self.later.get().decode(latent_BCTHW, num_frames)
@@ -88,10 +88,6 @@ class LazyTextEncoder(_Lazy[TextEncoder]):
         self.dim, self.pooled_dim, self.max_length, self.sees_pictures = dim, pooled_dim, max_length, sees_pictures
         self.later = _Later("text encoder", build)
 
-    def encode(self, captions: Sequence[str], pictures: Sequence[Tensor] = ()) -> TextEmbedding:
-        """Embed captions; see `models.api.TextEncoder`."""
-        return self.later.get().encode(captions, pictures)
-
     def unseen(self, caption: str) -> int:
         """Count the words that are cut off; see `models.api.TextEncoder`."""
         return self.later.get().unseen(caption)
@@ -105,10 +101,6 @@ class LazyImageEncoder(_Lazy[ImageEncoder]):
         self.tokens, self.dim = tokens, dim
         self.later = _Later("image encoder", build)
 
-    def encode(self, pictures_BHWC: Tensor) -> Tensor:
-        """Embed pictures; see `models.api.ImageEncoder`."""
-        return self.later.get().encode(pictures_BHWC)
-
 
 @final
 class LazySoundEncoder(_Lazy[SoundEncoder]):
@@ -117,10 +109,6 @@ class LazySoundEncoder(_Lazy[SoundEncoder]):
     def __init__(self, facts: PublishedSound, build: Callable[[], SoundEncoder]) -> None:
         self.facts = facts
         self.later = _Later("sound encoder", build)
-
-    def encode(self, samples_BSK: Tensor) -> Tensor:
-        """Encode samples; see `models.sound.encoder.SoundEncoder`."""
-        return self.later.get().encode(samples_BSK)
 
     def decode(self, latent_BFN: Tensor) -> tuple[Tensor, int]:
         """Decode latents; see `models.sound.encoder.SoundEncoder`."""

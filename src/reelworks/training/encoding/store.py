@@ -189,8 +189,7 @@ class EncodedStore:
         """Learn of what other processes have committed."""
         with self._lock:
             for name in sorted(self._index_files() - self._parts):
-                for row in self._whole_rows(name).to_pylist():
-                    self._added[row["key"]] = _entry(row, name)
+                self._added.update((row["key"], _entry(row, name)) for row in self._whole_rows(name).to_pylist())
                 self._parts.add(name)
 
     def forget(self, key: str) -> None:
@@ -461,8 +460,3 @@ def damaged(path: Path, problem: str) -> UserError:
         value=str(path),
         remedy="delete that file, so that what it holds is encoded again",
     )
-
-
-def log_damage(damage: DamagedEntry) -> None:
-    """Warn about a damaged tensor, which will be encoded again."""
-    logger.warning("a stored tensor is damaged and is encoded again: %s", damage)

@@ -30,7 +30,7 @@ from reelworks.data.media.decode import MediaError, Request
 from reelworks.data.media.decode_pool import DecodePool
 from reelworks.data.media.sound import SoundRequest
 from reelworks.models.api import TextEmbedding
-from reelworks.training.encoding import conditioning, request_key, store, values
+from reelworks.training.encoding import conditioning, request_key, values
 from reelworks.training.encoding.batch_encoder import BatchEncoder, LiveBatchEncoder
 from reelworks.training.encoding.conditioning import CLIP
 from reelworks.training.encoding.encoders import FrozenEncoders
@@ -69,7 +69,7 @@ class StoredLatents:
         except KeyError:
             return None
         except DamagedEntry as damage:
-            store.log_damage(damage)
+            logger.warning("a stored tensor is damaged and is encoded again: %s", damage)
             self.store.forget(wanted.key)
             return None
 

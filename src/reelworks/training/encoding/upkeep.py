@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
@@ -79,19 +80,14 @@ def summarise(store: EncodedStore) -> list[Group]:
 
 def reachable_keys(source: StoredLatents, chunks: Iterable[Chunk]) -> set[str]:
     """Return the keys of all values that a training reads."""
-    keys = set[str]()
-    for chunk in chunks:
-        for wanted in source.keys.wanted(chunk.build_request(source.data)):
-            keys |= {each.key for each in wanted.values()}
-    return keys
+    wanted_of = (wanted for chunk in chunks for wanted in source.keys.wanted(chunk.build_request(source.data)))
+    return {each.key for wanted in wanted_of for each in wanted.values()}
 
 
 def orphans(store: EncodedStore, reached: set[str]) -> list[dict[str, Any]]:
     """Return the descriptions of entries that are not among the keys."""
     table = store.table()
-    if not len(table):
-        return []
-    lost = np.array([key not in reached for key in table.column("key").to_pylist()])
+    lost = pa.array([key not in reached for key in table.column("key").to_pylist()], pa.bool_())
     rows: list[dict[str, Any]] = table.filter(lost).to_pylist()
     return rows
 

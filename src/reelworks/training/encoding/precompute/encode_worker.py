@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from reelworks.core import device_memory, digests, files, machine, system
@@ -122,7 +121,7 @@ class EncodeWorker:
         store.refresh()
         for text in part:
             if (wanted := keys.text(text)).key not in store:
-                self._put({0: wanted}, [values.pack(self._encoder.text_encoder.encode([text]))], progress)
+                self._put({0: wanted}, {0: values.pack(self._encoder.text_encoder.encode([text]))}, progress)
                 progress.captions += 1
         store.commit()
         self._claims.release(digests.digest_json(part))
@@ -191,8 +190,8 @@ class EncodeWorker:
 
         return writer.submit(store)
 
-    def _values(self, name: str, batch: MicroBatch, good: list[int]) -> Tensor | list[Tensor]:
-        """Return a value of each clip of a micro-batch; where decoding failed, of zeros."""
+    def _values(self, name: str, batch: MicroBatch, good: list[int]) -> Tensor | dict[int, Tensor]:
+        """Return a value of each clip of a micro-batch by its place."""
         if name not in TEXTS:
             kinds = values.frames_for(name, parts=self.source.keys.ids.parts)
             frames: Mapping[str, Tensor] = {k: batch.frames if k == CLIP else batch.companions[k] for k in kinds}
@@ -205,12 +204,11 @@ class EncodeWorker:
         )
         num_frames = batch.request.shape.num_frames
         seen = conditioning.seen_by_texts(self._encoder, batch.companions, batch.frames, num_frames)
-        embedded = {i: values.pack(encode([captions[i]], [frames[i : i + 1] for frames in seen])) for i in good}
-        return [embedded.get(i, torch.zeros(0)) for i in range(len(captions))]
+        return {i: values.pack(encode([captions[i]], [frames[i : i + 1] for frames in seen])) for i in good}
 
-    def _put(self, wanted_of: dict[int, Wanted], encoded: Tensor | list[Tensor], progress: Progress) -> None:
+    def _put(self, wanted_of: dict[int, Wanted], encoded: Tensor | Mapping[int, Tensor], progress: Progress) -> None:
         if isinstance(encoded, Tensor):
-            encoded = list(encoded.cpu())
+            encoded = dict(enumerate(encoded.cpu()))
         for i, wanted in wanted_of.items():
             if wanted.key not in self.source.store:
                 self.source.store.put(wanted, encoded[i])
