@@ -254,9 +254,9 @@ def read_ahead(
 ) -> Iterator[MicroBatch]:
     """Yield the micro-batches of `work` in its order, while those behind them are decoded ahead.
 
-    Clips are begun in this order and finished in any. Frames of at most `budget_bytes`, and what is held with
-    them, are read ahead, or one micro-batch if it is larger. Reading ahead crosses the end of an epoch if `work` does. An error of `work` is raised
-    after all micro-batches before it.
+    Clips are begun in this order and finished in any. Frames, and what is held with them, are read ahead in at most
+    `budget_bytes`, or one micro-batch if it is larger. Reading ahead crosses the end of an epoch if `work` does. An error
+    of `work` is raised after all micro-batches before it.
     """
     ahead = _ReadAhead(work, pool, budget_bytes)
     try:

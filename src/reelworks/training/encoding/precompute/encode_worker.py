@@ -178,9 +178,8 @@ class EncodeWorker:
                 failed[i] = "the file has changed since it was scanned"
         good = [i for i in clips if i not in failed]
         progress.failures += [(wanted_of[i]["latent"].label, reason) for i, reason in failed.items()]
-        encoded = (
-            {name: self._values(name, batch, good) for name in self.source.keys.by_clip(wanted_of[0])} if good else {}
-        )
+        names = self.source.keys.by_clip(wanted_of[0]) if good else []
+        encoded = {name: self._values(name, batch, good) for name in names}
         progress.count(len(clips))
         progress.frames += len(good) * work.shape.num_frames
 
@@ -198,11 +197,8 @@ class EncodeWorker:
             if name == request_key.CONTROL:
                 frames = conditioning.with_drawn_masks(frames, batch.request.masks, batch.request.shape)
             return values.encode(self._encoder, name, frames, batch.sound).to(latent_dtype(self.source.keys, name))
-        captions, encode = (
-            batch.request.captions if name == TEXT else [""] * len(batch.request.captions),
-            self._encoder.text_encoder.encode,
-        )
-        num_frames = batch.request.shape.num_frames
+        encode, num_frames = self._encoder.text_encoder.encode, batch.request.shape.num_frames
+        captions = batch.request.captions if name == TEXT else [""] * len(batch.request.captions)
         seen = conditioning.seen_by_texts(self._encoder, batch.companions, batch.frames, num_frames)
         return {i: values.pack(encode([captions[i]], [frames[i : i + 1] for frames in seen])) for i in good}
 
