@@ -117,9 +117,7 @@ def list_entries(folder: FolderArgument, json: Json = False) -> None:
 @app.command(doing="opening the store")
 def verify(
     folder: FolderArgument,
-    delete: Annotated[
-        bool, Option("--delete", help="Delete damaged ones, so that `encode` encodes them again.")
-    ] = False,
+    delete: Annotated[bool, Option("--delete", help="Delete damaged ones; `encode` encodes them again.")] = False,
     json: Json = False,
 ) -> None:
     """Read every stored tensor and compare its checksum; the exit code is 1 if one is damaged.
