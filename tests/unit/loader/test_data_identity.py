@@ -227,12 +227,15 @@ def test_two_datasets_that_swap_their_names(run: Run, roots_stay: bool) -> None:
     assert len(run.lines()) == 2
 
 
-def test_a_file_is_known_by_its_place_on_disk_where_neither_path_nor_name_of_the_dataset_stays(run: Run) -> None:
-    """A dataset that there was before is given a folder below that of another one."""
-    run.see({"a/sub/y": "1", "a/x": "2", "b/z": "3"})
+@pytest.mark.parametrize(("before", "now"), [("1", "1"), (f"5f5e100-1-{'a' * 32}", f"5f5e100-2-{'a' * 32}")])
+def test_a_file_is_known_by_its_place_on_disk_where_neither_path_nor_name_of_the_dataset_stays(
+    run: Run, before: str, now: str
+) -> None:
+    """A dataset that there was before is given a folder below that of another one; large files were copied there."""
+    run.see({"a/sub/y": before, "a/x": "2", "b/z": "3"})
     run.consume(("a/sub/y", 0))
     run.roots = {"b": "/a/sub"}
-    assert run.see({"a/x": "2", "b/y": "1"}) == {"a/x": "a/x", "b/y": "a/sub/y"}
+    assert run.see({"a/x": "2", "b/y": now}) == {"a/x": "a/x", "b/y": "a/sub/y"}
     assert run.consumed() == {("b/y", 0)}
     assert run.changes() == (0, 1, 0)
 

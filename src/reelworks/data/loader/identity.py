@@ -205,7 +205,9 @@ class _Texts:
 
         return cls(
             np.asarray(column("uid")),
-            hashes(content),
+            hashes(
+                pc.replace_substring_regex(content, pattern="-.*-", replacement="-")
+            ),  # a large film's, whatever its time
             hashes(pc.binary_join_element_wise(root, path, pa.scalar("/", pa.large_string()))),
             hashes(path),
             hashes(pc.replace_substring_regex(path, pattern="^.*/", replacement="")),
