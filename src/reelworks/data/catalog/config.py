@@ -202,7 +202,7 @@ class DatasetConfig(PublicConfig):
         default=None,
         description="Word for what a LoRA learns. It takes the place of [trigger] and [name] in captions, and is put before "
         "those without it; an empty text takes [trigger] and [name] out. Without this key, both stay as they are. Prompts of "
-        "previews get the word in their place if all datasets that have one have the same.",
+        "previews and of generate get the word in their place if all datasets that have one, and no prior_prediction, have the same.",
     )
     captions: Literal["whole", "lines", "first"] = Field(
         default="whole",

@@ -168,9 +168,10 @@ def _write(job: _Job, model: LoadedModel, options: GenerateOptions) -> list[Writ
     number = units.plural(len(job.prompts), "clip")
     steps = options.num_inference_steps
     logger.info(f"generating {number} of {options.shape} on {model.encoder.device}, {steps} steps")
-    generated = model.generate(job.prompts, options)
+    prompts = model.recipe.with_trigger(job.prompts)
+    generated = model.generate(prompts, options)
     written = []
-    for path, prompt, (frames, sound) in zip(job.paths, job.prompts, generated.written(), strict=True):
+    for path, prompt, (frames, sound) in zip(job.paths, prompts, generated.written(), strict=True):
         writers.write(path, frames, options.fps, sound)
         shape = replace(options.shape, num_frames=len(frames))
         written.append(WrittenClip(path, prompt, shape, model.step, generated.by, options))

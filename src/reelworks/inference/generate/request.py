@@ -22,7 +22,9 @@ class GenerateRequest:
         names=("--output", "-o"),
     )
     prompts: tuple[str, ...] = arg(
-        (), "Text to generate from; give it several times for several clips.", names=("--prompt",)
+        (),
+        "Text to generate from, with [trigger] for the trigger word; give it several times for several clips.",
+        names=("--prompt",),
     )
     prompt_file: Path | None = arg(
         None,
