@@ -8,6 +8,7 @@ import tempfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import prepare_files as files
@@ -22,6 +23,7 @@ from reelworks.data.loader import position, resume, segment_record
 from reelworks.data.run import records
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule.cursor import Aliases, Cursor, Excluded, StageStart
+from reelworks.training.loop import resume as of_runs
 from reelworks.training.recipe.dataset import RecipeData
 
 Place = tuple[str, int]
@@ -576,3 +578,10 @@ def test_data_that_begin_again_need_no_record(training: Training) -> None:
         assert not begun.excluded
         assert bool(begun.aliases) == bool(changes) == (not lost)
         assert all(line.endswith("they are trained again, as all are") for line in changes)
+
+
+def test_ranks_that_see_other_catalogs_are_all_told_before_they_call_each_other() -> None:
+    """A machine with an older copy would not take part in what the others do with a changed one, who would wait for it."""
+    with refused("ranks-planned-differently", "catalog", says="rank 1, 3 planned"):
+        of_runs._require_alike(SimpleNamespace(gather=lambda own: [own, "older", own, "older"]), "digest")
+    of_runs._require_alike(SimpleNamespace(gather=lambda own: [own] * 4), "digest")

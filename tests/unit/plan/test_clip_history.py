@@ -586,6 +586,17 @@ def test_the_copy_of_a_catalog_goes_with_the_last_record_that_needs_it(told):
     assert sorted(path.name for path in told.run.coverage_folder.glob("catalog-*")) == copies
 
 
+def test_an_epoch_of_a_start_reads_no_record_to_find_copies_that_can_go(told, monkeypatch):
+    """Only a start, or a record that goes, frees a copy; a run has thousands of epochs."""
+    calls = []
+    monkeypatch.setattr(records, "drop_catalogs", calls.append)
+    keeper = RecordKeeper(told.run, told.data, told.kept)
+    for number in range(3):
+        told.epoch(number)
+        keeper.begin(told.position, set())
+    assert calls == [told.run]
+
+
 def test_the_account_holds_the_records_of_one_epoch_at_a_time(told, monkeypatch):
     """And of the clips only those that were asked for."""
     for number in range(6):

@@ -61,6 +61,7 @@ def restore(started: StartedStage, model: TrainedModel) -> tuple[DataPosition, i
         if started.stage.step is None:
             position, resumed_from = _start_fresh(started, model), None
         else:
+            _require_alike(world, [data.digest, started.spec.digest()])  # by which ranks call each other from here on
             position, resumed_from = _resume(started, model)
         data.stage = position.stage  # of a run that began with --load, its average is older
         if data.recipe.train.falls_over_epochs:
@@ -68,18 +69,22 @@ def restore(started: StartedStage, model: TrainedModel) -> tuple[DataPosition, i
             logger.info(
                 "the learning rate falls until step %d, as if each epoch had the %d steps of the first", until, steps
             )
-        plans = world.gather(position.plan.digest())
-        others = [str(rank) for rank, plan in enumerate(plans) if plan != plans[0]]
-        if others:  # on all ranks: a machine with an older copy of the catalog plans something else
-            raise UserError(
-                f"rank {', '.join(others)} planned another epoch than rank 0",
-                code="ranks-planned-differently",
-                field="catalog",
-                remedy="let all machines have the same version, and read the same catalog and files of the recipe",
-            )
+        _require_alike(world, position.plan.digest())
         if not world.is_main:  # which reports what the plan leaves out
             data.forget_planning()
     return position, resumed_from
+
+
+def _require_alike(world: World, planned: Any) -> None:
+    """Refuse on all ranks what differs between them: a machine with an older copy of the catalog plans something else."""
+    every = world.gather(planned)
+    if others := [str(rank) for rank, one in enumerate(every) if one != every[0]]:
+        raise UserError(
+            f"rank {', '.join(others)} planned another epoch than rank 0",
+            code="ranks-planned-differently",
+            field="catalog",
+            remedy="let all machines have the same version, and read the same catalog and files of the recipe",
+        )
 
 
 # By the beginning of keys: those that give losses another size, and what others mean for what was measured before.

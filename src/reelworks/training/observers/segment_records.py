@@ -28,6 +28,7 @@ class RecordKeeper:
 
     def begin(self, position: DataPosition, in_use: set[tuple[int, int]]) -> None:
         """Record the segment that training starts or resumes; a resume may need the records of the epochs `in_use`."""
+        is_first = not self._has_begun
         self._resume_counts(position)
         try:
             self._close_former(position)
@@ -37,8 +38,8 @@ class RecordKeeper:
                 self.end(position)
             current = position.data_restarts, position.epoch
             plan_cache.drop(self.run, current)
-            self._prune(in_use | {current})
-            records.drop_catalogs(self.run)
+            if self._prune(in_use | {current}) or is_first:  # a start may have dropped records, or replaced some
+                records.drop_catalogs(self.run)
         except (OSError, RecordError) as error:
             logger.warning(
                 f"epoch {position.epoch}, segment {position.segment} has no record ({error}): coverage cannot "
@@ -70,18 +71,19 @@ class RecordKeeper:
             return epoch.outcome(key[2], num_steps)
         return Outcome(steps=num_steps)
 
-    def _prune(self, in_use: set[tuple[int, int]]) -> None:
+    def _prune(self, in_use: set[tuple[int, int]]) -> bool:
+        """Remove records over the limit; return whether there were any."""
         limit = self.data.recipe.coverage.max_disk_bytes
         if limit is None:
-            return
-        for data_restarts, epoch in records.prune(
-            self.run, limit, in_use, lambda key: clip_history.totals(self.run, *key)
-        ):
+            return False
+        removed = [*records.prune(self.run, limit, in_use, lambda key: clip_history.totals(self.run, *key))]
+        for data_restarts, epoch in removed:
             name = history.epoch_name(epoch, data_restarts, "")
             logger.info(
                 f"the record of epoch {name} is removed to stay within coverage.max_disk = {units.size(limit)}; "
                 "its totals are kept, the outcome of each of its clips is lost"
             )
+        return bool(removed)
 
     def step(self, plan_step: int, applied: bool, failures: list[RecordedFailure]) -> None:
         """Count a finished step."""
