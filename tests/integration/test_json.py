@@ -333,7 +333,7 @@ def test_coverage_that_contradicts_itself_prints_one_value(
     monkeypatch.setattr(
         clip_history,
         "cover",
-        lambda run: replace(found := cover(run), epochs=[replace(epoch, problems=wrong) for epoch in found.epochs]),
+        lambda *of: replace(found := cover(*of), epochs=[replace(epoch, problems=wrong) for epoch in found.epochs]),
     )
     done = CliRunner().invoke(app, ["coverage", "run", "--json"])
     assert done.exit_code == 2

@@ -122,8 +122,8 @@ def measure_alike(run: RunFolder, prompts: list[str] = PROMPTS) -> Any:
     from reelworks.inference.evaluate.measure import MetricResult
 
     likeness, closeness = (0.2, 0.6, 0.7, 0.7, 0.7, 0.69), (0.3, 0.4, 0.5, 0.7, 1.1, 1.9)
-    measured = []
-    for i, (like, close) in enumerate(zip(likeness, closeness, strict=True), 1):
+    losses, measured = (0.5, 0.3, 0.2, 0.25, 0.3, 0.35), []
+    for i, (like, close, loss) in enumerate(zip(likeness, closeness, losses, strict=True), 1):
         folder = run.evaluations_folder / "checkpoints-k" / names.of_step(100 * i)
         folder.mkdir(parents=True)
         clips = [folder / f"{n:02}.{'png' if n == 3 else 'mp4'}" for n in range(len(prompts))]
@@ -134,7 +134,7 @@ def measure_alike(run: RunFolder, prompts: list[str] = PROMPTS) -> Any:
             MetricResult("closeness-pixels", False, close, 2, None, {"00": close}, {"00": f"{HOSTILE}.mp4"}),
             MetricResult("clip-score", True, None, 0, "no weights"),
         ]
-        measured.append(MeasuredCheckpoint(100 * i, "id", 0.5 / i, metrics, clips))
+        measured.append(MeasuredCheckpoint(100 * i, "id", loss, metrics, clips))
     series = CheckpointSeries(run.path, "ema", "k", prompts, 7, Shape(17, 64, 96), measured)
     files.write_json(series.file(), series)
     return series

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from reelworks.models.api import PURE_NOISE, DenoiserInputs, TextEmbedding
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, guidance_arguments
+from reelworks.models.api import PURE_NOISE, DenoiserInputs
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, masked_arguments
 from reelworks.models.family import FamilyConfig
 
 
@@ -31,12 +31,4 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
     return EncodedText(tokens)
 
 
-def pipeline_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: FamilyConfig) -> dict[str, Any]:
-    """Return the arguments of a call; the pipeline asks for masks, and does not use them."""
-    return guidance_arguments(text, guidance_scale, fps, config) | {
-        "prompt_attention_mask": text.mask[:1],
-        "negative_prompt_attention_mask": text.mask[1:],
-    }
-
-
-NETWORK = DiffusersNetwork(predict, encode_text={"auraflow": encode_text}, pipeline_arguments=pipeline_arguments)
+NETWORK = DiffusersNetwork(predict, encode_text={"auraflow": encode_text}, pipeline_arguments=masked_arguments)

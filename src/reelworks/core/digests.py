@@ -71,12 +71,12 @@ def _digest(arrays: Iterable[tuple[str, np.dtype[Any], tuple[int, ...], Iterable
     return h.hexdigest()
 
 
-def fingerprint(f: io.BufferedReader, size: int, version: int) -> str:
+def fingerprint(f: io.BufferedReader, size: int, version: int | None) -> str:
     """Return the size and a digest of an open file of `size` bytes, by which a changed file is recognised.
 
     Files up to 64 MiB are read completely; of larger ones 64 evenly spread blocks of 1 MiB, including the first
     and the last, so that a long film takes no more time than a short clip. Equal blocks do not make films equal, so that
-    their `version`, such as the time of change, stands in the text too.
+    their `version`, such as the time of change, stands in the text too if there is one.
     """
     h = hashlib.blake2b(digest_size=16)
     if size <= FULL_READ_LIMIT_BYTES:
@@ -85,7 +85,8 @@ def fingerprint(f: io.BufferedReader, size: int, version: int) -> str:
     for offset in np.linspace(0, size - _BLOCK_BYTES, 64).astype(np.int64):
         f.seek(int(offset))
         h.update(f.read(_BLOCK_BYTES))
-    return f"{size:x}-{version:x}-{h.hexdigest()}"
+    told = "" if version is None else f"{version:x}-"
+    return f"{size:x}-{told}{h.hexdigest()}"
 
 
 NO_CONTENT = np.uint64(0)

@@ -15,8 +15,6 @@ from reelworks.reports.previews import MAX_PREVIEW_BYTES, Preview
 from reelworks.reports.run_data import Event, RunData
 from reelworks.training.recipe import diff
 
-_LAST_STEPS = 50  # over which losses and norms are averaged
-
 
 @dataclass(frozen=True)
 class Row:
@@ -75,11 +73,11 @@ class RunResults:
         return {
             "steps": units.count(self.steps),
             "clips trained": units.count(self.clips_trained),
-            f"training loss, last {_LAST_STEPS} steps": units.loss(self.loss),
+            f"training loss, last {run_data.LAST_STEPS} steps": units.loss(self.loss),
             "validation loss, last": units.loss(self.validation_loss),
             "validation loss, best": "–" if best_step is None else f"{best_loss} at step {units.count(best_step)}",
             "validation, measured on": self.measured_on or "–",
-            f"gradient norm, last {_LAST_STEPS} steps": units.loss(self.grad_norm),
+            f"gradient norm, last {run_data.LAST_STEPS} steps": units.loss(self.grad_norm),
             "spikes": units.count(self.spikes),
             "seconds a step": "–" if seconds is None else units.number(seconds),
             "clips a second": "–" if rate is None else units.number(rate),
@@ -172,7 +170,7 @@ def _results(run: RunData, name: str) -> RunResults:
 
 
 def _mean(steps: list[Event], key: str) -> float | None:
-    values = [event[key] for event in steps if event.get(key) is not None][-_LAST_STEPS:]
+    values = [event[key] for event in steps if event.get(key) is not None][-run_data.LAST_STEPS :]
     return statistics.fmean(values) if values else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ from reelworks.training.plan import plan_report
 from reelworks.training.plan.plan_report import PlanSummary
 
 Event = dict[str, Any]
-_MOST_STEPS = 20_000  # that are kept for plots, up to twice as many
+LAST_STEPS = 50  # over which losses and norms are averaged
+_MOST_STEPS = (
+    20_000  # that are kept for plots, up to twice as many, beside the last ones and those with marks or block norms
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,8 @@ class RunData:
     environment: dict[str, Any]  # content of `environment.json`
     # all events as written, also those that a resume discarded; of steps in a row only the last
     all_events: list[Event]
-    # events that no resume discarded, see `data.run.events.timeline`; of very many steps, evenly spaced ones
+    # events that no resume discarded, see `data.run.events.timeline`; of very many steps, evenly spaced ones,
+    # those with marks, and the last
     events: list[Event]
     # on_disk, pinned: steps of the committed and of the pinned checkpoints
     on_disk: frozenset[int]
@@ -69,15 +74,23 @@ def load(run: RunFolder) -> RunData:
                 every.pop()
         every.append(event)
     apart, left, total = max(1, written // _MOST_STEPS), 0, Speed(0, 0.0, 0.0)
-    valid, last = list[Event](), list[Event]()
+    valid, recent, spikes = list[Event | None](), deque[int](), set[int]()
     for event in events.stream(run.events_file):
-        if event["kind"] == "step":
-            left, total, last = left + 1, speed.total([total, speed.of_step(event)]), [event]
-            if left % apart:
-                continue
-            last = []
+        if event["kind"] == "spike":
+            spikes.add(event["step"])
+        elif event["kind"] == "step":
+            left, total = left + 1, speed.total([total, speed.of_step(event)])
+            recent.append(len(valid))
         valid.append(event)
-    return of_events(run, every, valid + last, clip_history.counts(run).epochs, total, written - left)
+        if len(recent) > LAST_STEPS:
+            at, number = recent.popleft(), left - LAST_STEPS
+            step = valid[at]
+            assert step is not None
+            is_marked = step["step"] in spikes or not step.get("applied", True) or "grad_norm_by_block" in step
+            if number % apart and not is_marked:
+                valid[at] = None
+    shown = [event for event in valid if event is not None]
+    return of_events(run, every, shown, clip_history.counts(run).epochs, total, written - left)
 
 
 def of_events(

@@ -261,6 +261,18 @@ def test_a_full_disk_gets_room(tmp_path: Path, room: int) -> None:
     assert len(list((tmp_path / "shards").iterdir())) == len(list((tmp_path / "index").iterdir())) == 1 + room
 
 
+def test_deletions_of_two_processes_take_only_what_they_name(tmp_path: Path) -> None:
+    """The shard that the other one wrote anew is not that which this one knew, and values stored meanwhile stay."""
+    first, late = filled(tmp_path, commits=1), EncodedStore.open(tmp_path)
+    numbers = [number for number in range(50) if wanted(number).key in first]
+    first.remove({wanted(numbers[0]).key})
+    first.put(wanted(99), torch.ones(2))
+    first.commit()
+    late.remove({wanted(numbers[1]).key})
+    assert [n for n in range(100) if wanted(n).key in EncodedStore.open(tmp_path)] == [*numbers[2:], 99]
+    assert not [problem for _, problem in late.verify() if problem]
+
+
 def test_no_file_is_mapped_when_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows would refuse."""
     store, unlink, removed = filled(tmp_path), storage.unlink, []

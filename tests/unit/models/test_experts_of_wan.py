@@ -74,10 +74,6 @@ def test_timesteps_follow_from_the_expert(place):
     [
         ({}, r"model\.experts.*two networks|two networks.*model\.experts"),
         ({"model": {"experts": "high"}, "objective": {"timestep_range": [0, 875]}}, r"timestep_range"),
-        (
-            {"model": {"experts": "high"}, "validation": {"timesteps": [900, 500]}},
-            r"validation\.timesteps.*875 to 1000",
-        ),
         ({"model": {"experts": "high", "weights": "x/transformer_2"}}, r"model\.weights"),
         ({"model": {"experts": "both", "weights": "x/transformer"}}, r"model\.weights"),
         ({"model": {"experts": "low", "weights": None}, "objective": {"name": "iddpm"}}, r"rectified"),

@@ -54,7 +54,7 @@ def test_coverage_is_that_of_the_events_that_are_there_now(tmp_path: Path, monke
         read.append(run.events_file.read_text(encoding="utf-8"))
         return SimpleNamespace(epochs=[])
 
-    monkeypatch.setattr(clip_history, "cover", cover)
+    monkeypatch.setattr(clip_history, "counts", cover)
     run = RunFolder(tmp_path)
     for second, text in enumerate(["a", "a", "b"]):
         run.events_file.write_text(text, encoding="utf-8")

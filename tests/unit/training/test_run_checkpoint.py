@@ -30,6 +30,7 @@ from reelworks.training.assembly import build
 from reelworks.training.loop import checkpointing, open_run, resume, training_loop
 from reelworks.training.loop.checkpointing import CheckpointManager
 from reelworks.training.observers.run_logger import RunLogger
+from reelworks.training.step.spikes import SpikeGroup
 from reelworks.training.step.state import TrainState
 from reelworks.training.step.step_sums import StepFlags
 from reelworks.training.step.train_step import StepResult
@@ -69,7 +70,7 @@ def test_all_that_was_saved_of_a_run_is_restored(begun: Any) -> None:
     excluded = Excluded.none().with_places(np.array([0, 3]), np.array([1, 0]))
     counts = Counts(planned=4, trained=1, failed=1, repeated=2)
     position = replace(one.position, plan_step=1, global_step=3, counts=counts, excluded=excluded, aliases=aliases)
-    one.state.spikes.add({"48px": 0.5}, 2.0, "48px", threshold=8.0)
+    one.state.spikes.add({SpikeGroup("48px"): 0.5}, 2.0, SpikeGroup("48px", "guided"), threshold=8.0)
     for part in (*one.state.module.parameters(), *one.state.ema.values()):
         torch.nn.init.normal_(part.detach())
     one.manager.save_last(position, {"validation/loss": 0.25}, is_over=True)

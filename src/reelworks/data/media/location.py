@@ -251,9 +251,10 @@ def stamp(file: MediaPath) -> tuple[int, int]:
 def fingerprint(file: MediaPath) -> str:
     """Return the fingerprint of a local file's content, or of its range; see `digests.fingerprint`.
 
-    The version of a copy is that of the remote file.
+    The version of a copy is that of the remote file. A range has none: an archive to which others are added is not another.
     """
-    version = file.version if isinstance(file, Location) and file.start is None else stamp(file)[1]
+    in_archive = isinstance(file, Location) and file.start is not None
+    version = None if in_archive else file.version if isinstance(file, Location) else stamp(file)[1]
     with opened(file) as content:
         return digests.fingerprint(content, num_bytes(file), version)
 

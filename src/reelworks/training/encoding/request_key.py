@@ -318,7 +318,7 @@ def _effective(request: Request, rows: CatalogRows, at: int, scanned: str) -> Re
     """Return a request without settings that have no effect on a file with the measures of a row."""
     if not _tells_content(scanned):
         return request
-    if request.alpha_color != WHITE and not rows.has_alpha[at]:
+    if request.alpha_color != WHITE and rows.is_image[at] and not rows.has_alpha[at]:  # films may have it later
         request = dataclasses.replace(request, alpha_color=WHITE)
     if request.short_clips != "reject" and not decode.is_short(request, int(rows.num_frames[at])):
         request = dataclasses.replace(request, short_clips="reject")

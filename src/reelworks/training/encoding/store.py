@@ -228,6 +228,7 @@ class EncodedStore:
         Shards with others are written anew, those with the fewest bytes of them first, so that there is room for the next;
         on a disk without any, the others of a shard are deleted too.
         """
+        self._load_all()  # another process may have deleted too, and moved what stays into other shards
         found = ((name, self._kept(name, keys)) for name in sorted(self._index_files()))
         kept_bytes = {name: sum(row["bytes"] for row in kept) for name, kept in found if kept is not None}
         freed = 0
@@ -239,10 +240,13 @@ class EncodedStore:
                 self._maps.pop(name, None)  # Windows removes no file that is mapped
             if self._shard_file(name).exists():
                 storage.unlink(self._shard_file(name))
+        self._load_all()
+        return freed
+
+    def _load_all(self) -> None:
         with self._lock:
             self._added = {}
             self._load(sorted(self._index_files()))
-        return freed
 
     def _kept(self, name: str, keys: set[str]) -> list[dict[str, Any]] | None:
         """Return the descriptions of a shard that stay when these keys go; None if all stay."""
@@ -323,7 +327,7 @@ class EncodedStore:
         """Whether a description in a shard's index is not replaced by one of the same key."""
         with self._lock:
             entry = self._entry(row["key"])
-        return entry is None or entry.shard == name
+        return entry is None or entry.shard == name or not self._index_file(entry.shard).exists()
 
     def _load(self, names: list[str]) -> None:
         tables = [self._whole_rows(name) for name in names]

@@ -114,8 +114,8 @@ class PlanSummary(PlanNumbers):
             as it is trained otherwise.
         uneven_clips: Clips of variable frame rate whose frames are read one after the other, so that the frame rate that
             the model is told is their average.
-        fps: Median frame rate of the videos, as the model is told it; None if there are none.
         chosen_buckets: How the bucket entries were chosen; None if the recipe has its own.
+        fps: Median frame rate of the videos, as the model is told it; None if there are none.
     """
 
     reasons: dict[str, list[LeftOutClip]]
@@ -124,11 +124,11 @@ class PlanSummary(PlanNumbers):
     without_effect: list[str]
     other_measurements: list[str]
     uneven_clips: int
-    fps: float | None
     shared_files: list[SharedFiles]
     graphs: PlannedGraphs
     chosen_buckets: ChosenBuckets | None
     losses: Losses = field(metadata=results.INLINED)
+    fps: float | None = field(default=None, kw_only=True)
 
 
 def summarise(

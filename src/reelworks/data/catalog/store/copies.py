@@ -13,7 +13,7 @@ from reelworks.data.catalog.store import part_files
 from reelworks.data.catalog.store.part_files import compact_name, gone_name, part_name, retired_name
 from reelworks.data.catalog.store.store import Catalog
 
-_NAME = "catalog-{:03d}"  # of which the earliest may be removed, and no number is given twice
+_NAME = "catalog-{:03d}"  # those that no record needs are removed, so that a number may be given again
 
 
 def keep(catalog: Catalog, folder: Path) -> Path:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -79,6 +80,8 @@ def keys_of(rows: CatalogRows) -> U64:
         of_file = (rows if len(stated) == len(rows) else rows.take(stated)).text_words("fingerprint")
         keys[stated] = hash_rng.hash64(keys[stated], of_file, rows.uid[stated])
     sampled = np.flatnonzero(rows.size_bytes > digests.FULL_READ_LIMIT_BYTES)
+    # Those whose fingerprint has a version.
+    sampled = sampled[as_numpy(pc.equal(pc.count_substring(rows.fingerprint.take(pa.array(sampled)), "-"), 2))]
     keys[sampled] = hash_rng.hash64(keys[sampled], rows.mtime_ns[sampled])
     return keys
 
