@@ -30,6 +30,7 @@ Mask = NDArray[np.bool_]
 Once = Callable[[Callable[[], Any]], Any]
 _TEXTS = ("fingerprint", "root", "path", "dataset", "caption")
 _RANGE = ("cut", "first_frame", "num_frames")
+_TIME = "^([0-9a-f]+-)[0-9a-f]+-([0-9a-f]{32})$"  # in the fingerprint of a large film, which a copy has too
 
 
 @dataclass(frozen=True)
@@ -205,9 +206,7 @@ class _Texts:
 
         return cls(
             np.asarray(column("uid")),
-            hashes(
-                pc.replace_substring_regex(content, pattern="-.*-", replacement="-")
-            ),  # a large film's, whatever its time
+            hashes(pc.replace_substring_regex(content, pattern=_TIME, replacement=r"\1\2")),
             hashes(pc.binary_join_element_wise(root, path, pa.scalar("/", pa.large_string()))),
             hashes(path),
             hashes(pc.replace_substring_regex(path, pattern="^.*/", replacement="")),
