@@ -112,7 +112,10 @@ def test_the_forecast_is_the_size_on_disk(recipe: dict[str, Any]) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], tuple[int, int]]] = {
-    "alpha_color": (lambda r: r["data"].update(alpha_color=[0, 0, 0]), (3, 0)),  # one picture is transparent, and two films may be later
+    "alpha_color": (
+        lambda r: r["data"].update(alpha_color=[0, 0, 0]),
+        (3, 0),
+    ),  # one picture is transparent, and two films may be later
     "caption": (lambda r: Path(r["dataset"][0]["path"], "p0.txt").write_text("another", encoding="utf-8"), (0, 1)),
     "template": (lambda r: r["dataset"][0].update(caption="style, {text}"), (0, CLIPS)),
     "crop": (lambda r: r["data"].update(crop="random"), (CLIPS, 0)),

@@ -611,6 +611,10 @@ def test_the_account_holds_the_records_of_one_epoch_at_a_time(told, monkeypatch)
 
     whole = clip_history.cover(told.run)
     monkeypatch.setattr(records, "read", watched)
+    assert results.as_json(clip_history.counts(told.run).epochs) == results.as_json(whole.epochs)
+    assert len(held) == 6  # each once where they are small
+    monkeypatch.setattr(clip_history, "_FEW_CLIPS", 0)
+    held.clear(), most.clear()
     counted = clip_history.counts(told.run)
     assert max(most) <= 3  # beside the last one, which is read once
     assert results.as_json(counted.epochs) == results.as_json(whole.epochs)

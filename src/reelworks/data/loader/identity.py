@@ -30,7 +30,7 @@ Mask = NDArray[np.bool_]
 Once = Callable[[Callable[[], Any]], Any]
 _TEXTS = ("fingerprint", "root", "path", "dataset", "caption")
 _RANGE = ("cut", "first_frame", "num_frames")
-_TIME = "^([0-9a-f]+-)[0-9a-f]+-([0-9a-f]{32})$"  # in the fingerprint of a large film, which a copy has too
+_TIME = "^([0-9a-f]+-)[0-9a-f]+-([0-9a-f]{32})$"  # of a large film, of which a copy has another time
 
 
 @dataclass(frozen=True)

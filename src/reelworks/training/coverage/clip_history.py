@@ -38,6 +38,9 @@ from reelworks.training.coverage.coverage import (
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 Mask = NDArray[np.bool_]
+_FEW_CLIPS = (
+    5_000_000  # of records that are read once; those of others are held for one epoch at a time, and read twice
+)
 _STATES = {**{r.label: int(r) for r in Reason}, **{s.label: int(s) for s in State}}
 
 
@@ -65,7 +68,7 @@ def _none(key: U64, named: list[NamedCatalog]) -> Mask:
 
 
 def _cover(run: RunFolder, begun: list[Epoch], choose: Callable[[U64, list[NamedCatalog]], Mask]) -> Coverage:
-    """Account for every clip, and keep the states of those that are chosen by their keys; records of one epoch are held at once."""
+    """Account for every clip, and keep the states of those that are chosen by their keys."""
     catalogs, pruned = _Catalogs(run), records.pruned(run)
     segments = [
         {} if (e.data_restarts, e.epoch) in pruned else _segments(run, e, catalogs, hold=e is begun[-1]) for e in begun
@@ -116,7 +119,9 @@ def _segments(run: RunFolder, epoch: Epoch, catalogs: _Catalogs, *, hold: bool) 
         except RecordError as missing:
             segments[number] = _lost(epoch, number, missing)
         else:
-            segments[number] = _Segment(record.about, catalog, outcome, record if hold else None)
+            catalogs.clips += record.about.planned
+            is_held = hold or catalogs.clips <= _FEW_CLIPS
+            segments[number] = _Segment(record.about, catalog, outcome, record if is_held else None)
             catalogs.rows[catalog].take_in(record, next(catalogs.count))
     return segments
 
@@ -167,6 +172,7 @@ class _Catalogs:
 
     run: RunFolder
     count: Iterator[int] = field(default_factory=itertools.count)  # of records
+    clips: int = 0  # of all records
     _by_name: dict[str, _SeenRows] = field(default_factory=dict)
 
     @property
