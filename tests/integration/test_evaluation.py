@@ -58,6 +58,35 @@ def test_a_checkpoint_has_the_loss_that_training_measured(tiny: Any, tmp_path: P
     assert write(newest, None) != [file]  # another question has another file
 
 
+def test_losses_are_of_one_series_exactly_if_nothing_but_the_weights_can_change_them(tiny: Any, tmp_path: Path) -> None:
+    """Keys of training alone leave the loss and its digest as they are; what reads or encodes a clip otherwise changes both."""
+    written = tmp_path / "recipe.toml"
+    written.write_text(tomli_w.dumps(tiny(validation={"split": 0.5, "max_clips": 4})), encoding="utf-8")
+
+    def loss(*changes: str) -> tuple[float, str]:
+        validation = measured(written, overrides=list(changes)).validation
+        return validation.loss, validation.measured_on
+
+    plain = loss()
+    of_training = [
+        "dataset.0.flip=0.5",
+        "dataset.0.tag_dropout=0.5",
+        "dataset.0.filter='height > 1'",
+        "dataset.0.repeats=2",
+    ]
+    of_training += ["objective.caption_dropout=0.5", "objective.timestep_sampling='uniform'"]
+    assert loss(*of_training, "objective.timestep_range=[100.0, 900.0]", "objective.loss='huber'") == plain
+    others = [
+        "autoencoder.std=0.25",
+        "objective.prediction='sample'",
+        "data.resize='area'",
+        "dataset.0.caption='a {text}'",
+    ]
+    for changed in map(loss, others):
+        assert changed[0] != plain[0]
+        assert changed[1] != plain[1]
+
+
 @pytest.mark.slow
 def test_checkpoints_by_name_other_clips_and_the_weights_before_training(
     tiny: Any, tmp_path: Path, footage: Path, typed: Any

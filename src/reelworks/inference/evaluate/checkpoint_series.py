@@ -34,7 +34,7 @@ from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.models import components
 from reelworks.training.coverage import stop_advice
 from reelworks.training.coverage.stop_advice import StopAdvice
-from reelworks.training.observers.validation import Validation, digest_of
+from reelworks.training.observers.validation import Validation, digest_of_loss
 from reelworks.training.recipe import preview_model, recipe_file
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
@@ -290,7 +290,7 @@ class _Series:
         origin = "--metric" if typed else "samples.metrics"
         metrics = PreviewMetrics.named(names, weights, device, training, origin)
         alike = metrics.digest(data.recipe.samples, options)
-        loss = [recipe.validation_timesteps, digest_of(data, data.held_out()), recipe.seed]
+        loss = digest_of_loss(recipe, data, data.held_out())
         key = digests.digest_json([_VERSION, source.weights, alike, loss])[:8]
         return cls(request, source, data, options, metrics, key)
 

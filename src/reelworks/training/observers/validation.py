@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from reelworks.core import digests
+from reelworks.data.catalog.sources import REJECTED
 from reelworks.data.distributed.mesh import World
+from reelworks.data.loader import decode_requests
 from reelworks.data.loader.dataset import Dataset
 from reelworks.data.loader.failures import FailedClip, failed_clips
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
@@ -31,9 +33,11 @@ from reelworks.training.encoding.batch_encoder import BatchEncoder
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step.examples import Predicted, validation_example
 
-# Keys of [data] by which frames are others, and keys of a dataset by which no loss changes.
-_READING = {"frame_interval", "fps", "clip_start", "short_clips", "crop", "resize", "hdr", "interlaced", "alpha_color"}
-_PLACES = {"path", "root", "trust_list", "repeats", "control", "source", "mask", "loss_mask", "rejected"}
+# Keys on which the loss of a clip depends, beside its content, shape and caption.
+_READING = {"frame_interval", "fps", "clip_start", "short_clips", "crop", "resize", "alpha_color"}
+_OBJECTIVE = {"name", "prediction", "zero_terminal_snr", "crop_conditioning"}
+_SOUND = {"name", "weights", "sample_rate", "timestep_shift", "loss_weight"}
+_SHIFTED_SOUND = {"timestep_shift", "opensora_frame_quantization", "timestep_range"}  # of [objective]
 
 
 @dataclass(frozen=True)
@@ -133,14 +137,7 @@ class Validator:
     @cached_property
     def digest(self) -> str:
         """Digest of all that a loss depends on besides the weights, if all clips are read."""
-        recipe = self.recipe
-        of_recipe = [
-            recipe.validation_timesteps,
-            recipe.seed,
-            recipe.objective.for_validation().model_dump(mode="json"),
-        ]
-        sound = None if recipe.sound is None else recipe.sound.model_dump(mode="json")
-        return digests.digest_json([digest_of(self.source.data, self.held_out), *of_recipe, sound])
+        return digest_of_loss(self.recipe, self.source.data, self.held_out)
 
     def _times_at_once(self, i: int) -> int:
         """Return how many timesteps the i-th clips of all ranks run at once: ranks with shards pass at the same time."""
@@ -159,18 +156,31 @@ class Validator:
         return example.losses(Predicted.joined(outputs)).cpu().double()
 
 
+def digest_of_loss(recipe: Recipe, data: Dataset, clips: Samples) -> str:
+    """Return the digest of all that the loss of clips depends on besides the weights."""
+    sound = recipe.sound
+    shifted = _SHIFTED_SOUND if sound is not None and sound.timestep_shift is not None else set()
+    settings = [
+        recipe.objective.model_dump(mode="json", include=_OBJECTIVE | shifted),
+        recipe.autoencoder.model_dump(mode="json"),
+        recipe.text_encoder.model_dump(mode="json", exclude={"device"}),
+        recipe.model.image_encoder,
+        sound and sound.model_dump(mode="json", include=_SOUND),
+    ]
+    return digests.digest_json([digest_of(data, clips), recipe.validation_timesteps, recipe.seed, settings])
+
+
 def digest_of(data: Dataset, clips: Samples) -> str:
-    """Return the digest of clips that a loss is measured on: what they are, and the settings by which they are read."""
-    rows, spec = data.rows, data.spec
-    row, shapes = rows.find(clips.uid), [str(bucket.shape) for bucket in data.table.buckets]
-    texts = [column.take(pa.array(row)).to_pylist() for column in (rows.fingerprint, rows.caption)]
-    names = {rows.dataset_name(int(each)) for each in row}
-    read = [spec.data.model_dump(mode="json", include=_READING)]
-    read += [d.model_dump(mode="json", exclude=_PLACES) for d in spec.datasets if d.dataset_name in names]
-    companions = [(kind, found.rows, found.row[row]) for kind, found in sorted(data.companions.items())]
-    beside = [[kind, data.catalog.digest_of(of.take(np.unique(at[at >= 0])))] for kind, of, at in companions]
+    """Return the digest of clips that a loss is measured on: their content and captions, and how they are read."""
+    rows, row = data.rows, data.rows.find(clips.uid)
+    captions = [decode_requests.caption_of_row(data, each) for each in row.tolist()]
+    shapes = [str(bucket.shape) for bucket in data.table.buckets]
     shape_of = [shapes[bucket] for bucket in clips.bucket.tolist()]
-    return digests.digest_json([clips.uid.tolist(), shape_of, *texts, read, beside])
+    fingerprints = rows.fingerprint.take(pa.array(row)).to_pylist()
+    reading = data.spec.data.model_dump(mode="json", include=_READING)
+    shown = [(kind, of.rows, of.row[row]) for kind, of in sorted(data.companions.items()) if kind != REJECTED]
+    beside = [[kind, data.catalog.digest_of(of.take(np.unique(at[at >= 0])))] for kind, of, at in shown]
+    return digests.digest_json([clips.uid.tolist(), shape_of, fingerprints, captions, reading, beside])
 
 
 def shared_out(
