@@ -111,6 +111,19 @@ def test_events_of_previews_and_validations_are_one_series() -> None:
     assert found.step == 3
 
 
+def test_losses_that_lack_a_clip_now_and_then_interrupt_no_series() -> None:
+    """The last ones are compared with all that were measured on the same."""
+    events: list[dict[str, Any]] = []
+    for i in range(10):
+        values = {"likeness-pixels": 0.8, "closeness-pixels": 0.5}
+        events.append({"kind": "metrics", "step": i, "values": values, "measured_on": "previews"})
+        events.append(
+            {"kind": "validation", "step": i, "loss": 1.0 + i, "measured_on": "some" if i in (7, 8) else "all"}
+        )
+    found, early = (stop_advice.of_events(events[:n]) for n in (20, 18))
+    assert (found and found.step, early) == (0, None)
+
+
 def test_measurements_of_an_earlier_stage_are_not_compared() -> None:
     """Each stage's loss has a level of its own; going back to an earlier stage takes up its series again."""
 

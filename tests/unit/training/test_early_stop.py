@@ -49,7 +49,7 @@ def test_a_resume_counts_the_validations_up_to_its_step(tmp_path):
     for step, loss in [(0, 3.0), (10, 1.0), (20, None), (30, 1.5), (40, 0.5)]:
         files.append_json_line(file, {"v": 1, "kind": "validation", "step": step, "loss": loss})
     early = EarlyStop.resume(ValidationConfig(every_steps=10, patience=2), file, 30, ONE)
-    assert (early.best, early.best_step, early.is_over) == (1.0, 10, True)
+    assert (early.present.best, early.present.best_step, early.is_over) == (1.0, 10, True)
     assert not EarlyStop.resume(ValidationConfig(every_steps=10, patience=3), file, 30, ONE).is_over
     assert not EarlyStop.resume(ValidationConfig(every_steps=10, patience=2), file, 20, ONE).is_over
 
@@ -65,7 +65,7 @@ def test_validations_where_starts_end_off_the_schedule_decide_nothing(tmp_path):
     for step in (0, 6, 12):
         never_stopped.add(step, losses[step])
     assert early == never_stopped
-    assert (early.best_step, early.without_progress) == (12, 0)
+    assert (early.present.best_step, early.present.without_progress) == (12, 0)
 
 
 def test_a_resumed_stage_counts_none_of_the_stage_before(tmp_path):
@@ -74,9 +74,9 @@ def test_a_resumed_stage_counts_none_of_the_stage_before(tmp_path):
     for step, loss in [(0, 3.0), (10, 0.5), (20, 2.0), (30, 1.9)]:
         files.append_json_line(file, {"v": 1, "kind": "validation", "step": step, "loss": loss})
     early = EarlyStop.resume(ValidationConfig(every_steps=10, patience=2), file, 30, ONE, first=10)
-    assert (early.best, early.best_step, early.is_over) == (1.9, 30, False)
+    assert (early.present.best, early.present.best_step, early.is_over) == (1.9, 30, False)
     early = EarlyStop.resume(ValidationConfig(every_steps=10, patience=2), file, 10, ONE)
-    assert (early.best, early.best_step) == (0.5, 10)
+    assert (early.present.best, early.present.best_step) == (0.5, 10)
 
 
 def test_losses_of_other_clips_or_timesteps_are_no_measure(tmp_path):
@@ -96,7 +96,7 @@ def test_losses_of_other_clips_or_timesteps_are_no_measure(tmp_path):
         assert now.add(step, loss, on)
         assert not now.is_over
     assert EarlyStop.resume(config, file, 25, ONE) == now
-    assert (now.best, now.best_step, now.without_progress) == (2.08, 20, 1)
+    assert (now.present.best, now.present.best_step, now.present.without_progress) == (2.08, 20, 1)
 
 
 def test_a_validation_that_lacks_clips_decides_nothing_unless_they_are_lost_for_good():
@@ -104,7 +104,44 @@ def test_a_validation_that_lacks_clips_decides_nothing_unless_they_are_lost_for_
     results = [(1.7, "all", 0), (1.4, "one", 7), (1.6, "all", 0), (1.5, "all", 0), (1.0, "two", 6), (2.0, "two", 6)]
     compared = [early.add(step, loss, on, unread=unread) for step, (loss, on, unread) in enumerate(results)]
     assert compared == [True, False, True, True, False, True]
-    assert (early.best, early.without_progress) == (2.0, 0)
+    assert (early.present.best, early.present.without_progress) == (2.0, 0)
+
+
+def test_series_that_alternate_go_on_where_they_were():
+    """A clip that can be read now and then begins no patience anew."""
+    early, steps = EarlyStop(ValidationConfig(every_steps=1, patience=3)), 0
+    for on in "aabbaabb":
+        early.add(steps, 1.0, on)
+        steps += 1
+        if early.is_over:
+            break
+    assert (steps, early.series["b"].without_progress) == (6, 1)
+
+
+def test_a_step_that_is_validated_again_counts_once():
+    """The first result neither stands for the validation before, nor remains."""
+    early = EarlyStop(ValidationConfig(every_steps=1, patience=2))
+    early.add(0, 2.0, "all")
+    assert not early.add(1, 1.0, "all-some", unread=2)
+    assert not early.add(1, 1.0, "all-some", unread=2)
+    assert early.add(1, 1.9, "all")
+    assert early.add(1, 2.5, "all")
+    assert early.series == {"all": early.present}
+    assert (early.present.best, early.present.without_progress) == (2.0, 1)
+
+
+@pytest.mark.parametrize(("measure", "is_over"), [("", True), ("all", True), ("other", False), ("first", False)])
+def test_a_run_that_patience_ended_trains_on_if_something_else_is_measured_now(tmp_path, measure, is_over):
+    """Or what was measured before; clips that cannot be read change nothing."""
+    file = tmp_path / "events.jsonl"
+    measured = ["first", "first", "all", "all-some", "all-some", "all-some", "all-some"]
+    for step, on in enumerate(measured):
+        of = {"loss": 1.0, "measured_on": on, "unread": int("-" in on)}
+        files.append_json_line(file, {"v": 1, "kind": "validation", "step": step, **of})
+    early = EarlyStop.resume(ValidationConfig(every_steps=1, patience=2), file, 6, ONE, measure=measure)
+    assert early.is_over == is_over
+    early.add(7, 0.5, measure)
+    assert not early.is_over
 
 
 @pytest.mark.parametrize("values", [{"split": 0.0}, {"every_steps": None}])

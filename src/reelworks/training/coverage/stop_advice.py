@@ -142,17 +142,16 @@ def of_events(events: Iterable[dict[str, Any]]) -> StopAdvice | None:
 
     Only those of the stage that trains now are compared, and of these the ones that were measured on the same as the last.
     """
-    series: dict[str, tuple[str, dict[int, dict[str, float | None]]]] = {}  # by kind, with what it is measured on
+    # By kind, and by what it is measured on; that of the last event is the last.
+    series: dict[str, dict[str, dict[int, dict[str, float | None]]]] = {}
     before = 0  # last step of the stages that have ended
     for event in events:
         if event["kind"] == "start":
             before = event.get("stage", {}).get("step", 0)
         elif event.get("is_comparable", True):
-            measured_on = event.get("measured_on", "")
-            former, measured = series.get(event["kind"], (measured_on, {}))
-            measured = measured if former == measured_on else {}
+            measured_on, of_kind = event.get("measured_on", ""), series.setdefault(event["kind"], {})
+            of_kind[measured_on] = measured = of_kind.pop(measured_on, {})
             measured[event["step"]] = event.get("values", {"loss": event.get("loss")})
-            series[event["kind"]] = measured_on, measured
-    losses, metrics = (series.get(kind, ("", {}))[1] for kind in ("validation", "metrics"))
+    losses, metrics = (next(reversed(series.get(kind, {}).values()), {}) for kind in ("validation", "metrics"))
     steps = {step for step in losses.keys() | metrics.keys() if step > before or not before}
     return advise(points_of({step: losses.get(step, {}) | metrics.get(step, {}) for step in steps}))

@@ -36,6 +36,7 @@ from reelworks.training.observers.early_stop import EarlyStop
 from reelworks.training.observers.observer import Training
 from reelworks.training.observers.profile import StepProfiler
 from reelworks.training.observers.run_logger import RunLogger
+from reelworks.training.observers.validation import digest_of_loss
 from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import progress
@@ -194,7 +195,10 @@ def _train_stage(
         start.rehearse(started, model, position)
         checkpointing.try_disk(this_run, recipe, model.state, position)
         events_file, first = this_run.folder.events_file, data.stage.step
-        early = EarlyStop.resume(recipe.validation, events_file, position.global_step, world, first=first)
+        measure = "" if recipe.validation.patience is None else digest_of_loss(recipe, data, data.held_out())
+        early = EarlyStop.resume(
+            recipe.validation, events_file, position.global_step, world, first=first, measure=measure
+        )
         done = early.is_over or progress.is_done(recipe.train, position)
         recipe_name = resume.prepare_folder(started, position, threads=threads, done=done)
 

@@ -68,7 +68,8 @@ class Validation(HeldOutLoss):
     """Result of a validation, equal on all ranks: the loss of all clips, and that of each bucket's.
 
     Attributes:
-        measured_on: Digest of all that the loss depends on besides the weights: only losses with equal ones can be compared.
+        measured_on: Digest of all that the loss depends on besides the weights, and after it one of the clips that were not
+            read, if any: only losses with equal ones can be compared.
         unread: Clips that could not be decoded.
     """
 
@@ -129,7 +130,7 @@ class Validator:
         }
         of_ranks: list[Any] = self.world.gather(unread)
         lost = tuple(sorted((clip for part in of_ranks for clip in part), key=lambda clip: clip.uid))
-        measured_on = digests.digest_json([self.digest, [clip.uid for clip in lost]])[:16]
+        measured_on = self.digest + (f"-{digests.digest_json([clip.uid for clip in lost])[:8]}" if lost else "")
         return Validation(
             **vars(HeldOutLoss.of_sums(sums[0], times)), by_bucket=by_bucket, measured_on=measured_on, unread=lost
         )
@@ -167,7 +168,7 @@ def digest_of_loss(recipe: Recipe, data: Dataset, clips: Samples) -> str:
         recipe.model.image_encoder,
         sound and sound.model_dump(mode="json", include=_SOUND),
     ]
-    return digests.digest_json([digest_of(data, clips), recipe.validation_timesteps, recipe.seed, settings])
+    return digests.digest_json([digest_of(data, clips), recipe.validation_timesteps, recipe.seed, settings])[:16]
 
 
 def digest_of(data: Dataset, clips: Samples) -> str:

@@ -62,7 +62,7 @@ class Validations(StepObserver):
         if result is None or not self._tell_unread(now.step, result):
             return {}
         step, seconds, early = now.step, time.monotonic() - began, self._early
-        was_over, series = early.is_over, early.measured_on
+        was_over, series = early.is_over, len(early.series)
         is_comparable = early.add(step, result.loss, result.measured_on, unread=len(result.unread))
         by_bucket = {name: of_bucket.loss for name, of_bucket in result.by_bucket.items()}
         losses = {"loss": result.loss, "loss_by_time": result.loss_by_time, "loss_by_bucket": by_bucket}
@@ -78,10 +78,10 @@ class Validations(StepObserver):
         if not is_comparable:
             logger.warning(f"step {step}  this loss is not compared: neither patience nor keep_best takes it")
             return {}
-        if series not in ("", early.measured_on):
+        if 0 < series < len(early.series):
             logger.info("validation is measured on other clips, timesteps or settings than before: a new series begins")
         if early.is_over and not was_over:
-            best = {"best": early.best, "best_step": early.best_step}
+            best = {"best": early.present.best, "best_step": early.present.best_step}
             self._training.log.event("early_stop", step=step, patience=early.config.patience, **best)
             logger.info("training ends: %s", early)
         self._training.checkpoints.measured_on[_LOSS] = result.measured_on
