@@ -185,14 +185,15 @@ def forecast(
 def _retained(order: Counts, pinned: NDArray[np.bool_], policy: CheckpointsConfig) -> tuple[Counts, Counts]:
     """Return the most checkpoints retained after each save, and how many of them no limit may delete.
 
-    In the worst case the best are neither among the last nor multiples of `keep_every` nor pinned.
+    In the worst case the best, and the best of a former series, are neither among the last nor multiples of `keep_every` nor
+    pinned.
     """
     count = np.arange(1, len(order) + 1)
     last = np.minimum(count, policy.keep_last)
     stays = pinned | (order % policy.keep_every == 0) if policy.keep_every else pinned
     older = np.maximum(count - policy.keep_last, 0)
     lasting = np.concatenate([[0], np.cumsum(stays)])[older]
-    best = policy.keep_best.n if policy.keep_best else 0
+    best = policy.keep_best.n + 1 if policy.keep_best else 0
     retained = last + lasting + np.minimum(older - lasting, best)
     behind = np.concatenate([[0], np.cumsum(pinned)])[count - 1]
     floor = 1 + behind + np.minimum(count - 1 - behind, min(best, 1))
