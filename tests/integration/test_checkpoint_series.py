@@ -257,17 +257,21 @@ def test_the_model_is_loaded_once_for_all_checkpoints(trained: Any, monkeypatch:
 
 
 def test_another_network_at_the_same_place_is_another_measurement(trained: Any, tmp_path: Path) -> None:
-    """Also one whose files are as large, such as the same network after further training."""
+    """Also one whose files are as large, such as the same network after further training; and if no value is another."""
     run, _ = trained
     (tmp_path / "clip").mkdir()
     weights = tmp_path / "clip" / "model.safetensors"
     asked: dict[str, Any] = {"metrics": ("motion",), "weights": (f"clip={weights.parent}",), "max_clips": 1}
     weights.write_bytes(b"one")
-    first = measured(run, "1", **asked)
+    first = measured(run, **asked)
     assert measured(run, "1", **asked).key == first.key
     weights.write_bytes(b"two")
     os.utime(weights, ns=(0, weights.stat().st_mtime_ns + 1_000_000_000))
-    assert measured(run, "1", **asked).key != first.key
+    second = measured(run, **asked)
+    assert second.key != first.key
+    assert second.checkpoints[0].values == first.checkpoints[0].values
+    store = CheckpointFolder(run.checkpoints_folder)
+    assert {info.measured_on["eval/motion"] for info in store.list()} == {second.key}
 
 
 def test_clips_that_are_read_otherwise_are_another_measurement(trained: Any) -> None:

@@ -345,8 +345,8 @@ class _Series:
                 found |= {name: info.step for name, value in had.items() if mine.get(name) != value}
         if found:
             logger.warning(
-                "step %d has values of %s of other settings, so that those of this measurement are not added to the metrics: "
-                "keep_best would compare them; measure all checkpoints alike to replace them",
+                "step %d has values of %s of other settings, so those of this measurement are not added to the metrics, of which "
+                "keep_best compares those of equal settings; measure all checkpoints alike to replace them",
                 max(found.values()),
                 ", ".join(found),
             )
@@ -382,11 +382,12 @@ class _Series:
         return one
 
     def _record(self, store: CheckpointFolder, one: MeasuredCheckpoint, other: Set[str]) -> None:
-        """Add values to the metrics of a checkpoint, unless they are there, but those that others have of other settings."""
+        """Add values to the metrics of a checkpoint, unless it has them of these settings, but those that others have of others."""
         values = {name: value for name, value in _metrics(one).items() if name not in other}
         try:
-            present = store.info(one.step).metrics
-            if any(present.get(name) != value for name, value in values.items()):
+            present = store.info(one.step)
+            had = {name: (value, present.measured_on.get(name)) for name, value in present.metrics.items()}
+            if any(had.get(name) != (value, self.key) for name, value in values.items()):
                 store.record_metrics(one.step, values, dict.fromkeys(values, self.key))
         except BadCheckpoint:  # deleted meanwhile
             logger.info("step %d was deleted meanwhile; its values are kept in the folder of evaluations", one.step)
