@@ -66,6 +66,17 @@ def test_losses_of_clips_of_another_kind_are_no_spikes():
     assert add(detector, {"b": 1.0}, 1e-3, "a", "preserved").group == ("b", "preserved")
 
 
+def test_a_gradient_of_kinds_that_are_rarely_together_is_compared_with_all():
+    """With many kinds, hardly a step has the kinds of another one; most norms here are of a kind whose level is low."""
+    detector, random = SpikeDetector(), np.random.default_rng(0)
+    for i in range(100):
+        kind, level = ("", 1.0) if i % 3 else (f"kinds {i}", 500.0)
+        assert add(detector, {"a": 1.0}, level * random.lognormal(sigma=0.3), "a", kind) is None, i
+    for kind in "xy":  # a first spike hides no second one
+        assert add(detector, {"a": 1.0}, 5e5, "a", kind).group == ("a", kind)
+    assert add(detector, {"a": 1.0}, 500.0, "a", "z") is None
+
+
 def test_a_calm_curve_and_a_new_level_are_no_series_of_spikes():
     detector = SpikeDetector()
     calm = [add(detector, {"a": 1 + 1e-6 * (i % 3)}, 1.0, "a") for i in range(50)]

@@ -7,7 +7,7 @@ on the timestep, and gradient norms of a LoRA grow from zero: a healthy run ofte
 also lie above the limit that follows from the logarithms of the values, with half the threshold. Losses are compared within their bucket, and gradient norms with those
 of steps whose largest bucket is the same, since shapes differ in both; and only with those of clips of the same kind
 (`kinds.py`), gradient norms with those of steps that have the same kinds. As long as a bucket has few values, they are
-compared with those of all buckets.
+compared with those of all buckets, and gradient norms of kinds that are rarely together with those of all kinds.
 
 Spikes join the recent values, so that a level that stays is usual after half a window. All values are sums over ranks,
 so all ranks find the same spikes; a checkpoint holds the recent values, so a resumed run does too.
@@ -27,12 +27,15 @@ from reelworks.core.errors import first_few
 from reelworks.training.recipe import stages
 
 WINDOW = 100  # recent values of each kind
-FEWEST = 20  # with fewer values, those of all buckets decide, and with fewer of these, nothing is a spike
+FEWEST = 20  # with fewer values, those of all buckets decide, then those of every kind; with fewer of these, nothing is a spike
 _ALL = ""  # in place of a bucket's name
 MAX_CLIPS = 64  # clips of a spike that are recorded, those with the largest losses
 _NORMAL = 1.4826  # standard deviation of a normal distribution by its median absolute deviation
 _SMALLEST_SHARE = 0.1
 _LARGEST = 700.0  # whose exponential is still a number
+
+
+Measure = Literal["loss", "grad_norm"]
 
 
 class SpikeGroup(NamedTuple):
@@ -43,6 +46,9 @@ class SpikeGroup(NamedTuple):
 
     def __str__(self) -> str:
         return ", ".join(filter(None, ("bucket " + self.bucket, self.kind)))
+
+
+_EVERY = SpikeGroup(_ALL, "every kind")
 
 
 class SpikeClip(NamedTuple):
@@ -64,7 +70,7 @@ class Spike:
         clips: Clips of the step, of all ranks, by falling loss, those of the group if it is the loss; at most `MAX_CLIPS`.
     """
 
-    what: Literal["loss", "grad_norm"]
+    what: Measure
     group: SpikeGroup
     value: float
     usual: float
@@ -125,31 +131,32 @@ class SpikeDetector:
         self, losses: Mapping[SpikeGroup, float], grad_norm: float, of_norm: SpikeGroup, *, threshold: float
     ) -> Spike | None:
         """Add the values of a step, and return what was far above the usual, if anything was: the worst by its limit."""
-        values = {("loss", group): loss for group, loss in losses.items()}
+        values: dict[tuple[Measure, SpikeGroup], float] = {("loss", group): loss for group, loss in losses.items()}
         values["grad_norm", of_norm] = grad_norm
         found = [spike for key, value in values.items() if (spike := self._add_value(key, value, threshold))]
         return max(found, key=lambda spike: spike.value / spike.limit, default=None)
 
-    def _add_value(self, key: tuple[str, SpikeGroup], value: float, threshold: float) -> Spike | None:
+    def _add_value(self, key: tuple[Measure, SpikeGroup], value: float, threshold: float) -> Spike | None:
         if not math.isfinite(value):
             return None
-        own, of_all = (
-            self.recent.setdefault(each, deque(maxlen=WINDOW)) for each in (key, (key[0], key[1]._replace(bucket=_ALL)))
-        )
-        recent = own if len(own) >= FEWEST else of_all
-        spike = None
-        if len(recent) >= FEWEST:
+        what, group = key
+        groups = [group, group._replace(bucket=_ALL), *([_EVERY] if what == "grad_norm" else [])]
+        pools = [self.recent.setdefault((what, each), deque(maxlen=WINDOW)) for each in groups]
+        first, spike = next((i for i, pool in enumerate(pools) if len(pool) >= FEWEST), None), None
+        if first is not None:
+            recent = pools[first]
             usual = statistics.median(recent)
             smallest = _SMALLEST_SHARE * abs(usual)
             limit = usual + threshold * smallest
             if value > limit:  # else the deviations need not be computed, in nearly all steps
                 deviation = statistics.median(abs(past - usual) for past in recent)
                 limit = max(usual + threshold * max(_NORMAL * deviation, smallest), _limit_of_skewed(recent, threshold))
+            if groups[first] is _EVERY:  # kinds differ in size, and one value may be a spike
+                limit = max(limit, threshold * sorted(recent)[-2])
             if value > limit:
-                what: Literal["loss", "grad_norm"] = "loss" if key[0] == "loss" else "grad_norm"
-                spike = Spike(what, key[1], value, usual, limit)
-        own.append(value)
-        of_all.append(value)
+                spike = Spike(what, group, value, usual, limit)
+        for pool in pools:
+            pool.append(value)
         return spike
 
     def to_bytes(self) -> bytes:
