@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from reelworks.inference.evaluate.evaluate import write
 from reelworks.inference.evaluate.held_out import Evaluation
 from reelworks.inference.evaluate.request import EvalRequest
 from reelworks.training.recipe import recipe_file
+from reelworks.training.recipe.dataset import RecipeData
 
 
 def measured(path: Path, *, timesteps: int = 0, **which: Any) -> Evaluation:
@@ -56,6 +58,31 @@ def test_a_checkpoint_has_the_loss_that_training_measured(tiny: Any, tmp_path: P
     assert json.loads(file.read_text(encoding="utf-8"))["loss_by_time"] == together.validation.loss_by_time
     assert write(apart, None) == [file]
     assert write(newest, None) != [file]  # another question has another file
+
+
+@pytest.mark.slow
+def test_a_held_out_clip_that_cannot_be_read_is_told_once(tiny: Any, tmp_path: Path) -> None:
+    """And not at each validation; a loss without it is compared with the one before, that lacks it too."""
+    run, _, recipe = trained(tiny, tmp_path)
+    data = RecipeData.open(recipe_file.parse(recipe))
+    path = data.rows.file(int(data.rows.find(data.held_out().uid)[0]))
+    copy = shutil.copy2(path, tmp_path / path.name)
+    path.write_bytes(bytes(path.stat().st_size))
+    shutil.copystat(copy, path)
+    try:
+        changed = {"train": {**recipe["train"], "max_steps": 8}}
+        assert children.train(recipe | changed) == [0], children.output(recipe)
+    finally:
+        shutil.copy2(copy, path)
+    told = {event["step"]: event for event in events.timeline(run.events_file, "validation")}
+    assert [(told[step]["unread"], told[step]["is_comparable"]) for step in (4, 6, 8)] == [
+        (0, True),
+        (1, False),
+        (1, True),
+    ]
+    for line in ("a held-out clip could not be decoded", "a new series begins"):
+        assert children.output(recipe).count(line) == 1
+    assert [event["held_out"] for event in events.timeline(run.events_file, "failure")] == [True]
 
 
 def test_losses_are_of_one_series_exactly_if_nothing_but_the_weights_can_change_them(tiny: Any, tmp_path: Path) -> None:

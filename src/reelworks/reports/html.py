@@ -42,7 +42,7 @@ def write(run: RunFolder) -> Path:
         accounting=run_facts.accounting(data.summary),
         buckets=run_facts.buckets(data.summary),
         balance=run_facts.balance(data.summary),
-        reasons=[*run_facts.reasons(data.summary), *filter(None, [run_facts.failures(data)])],
+        reasons=[*run_facts.reasons(data.summary), *run_facts.failures(data)],
         coverage=run_facts.coverage(data),
         spikes=run_facts.spikes(data),
         sections=list(filter(None, annexes.use_each("sections", lambda tell: _section(tell(run)), leaves_out=True))),

@@ -21,6 +21,10 @@ from reelworks.training.plan.plan_report import PlannedBucket, PlanSummary
 from reelworks.training.plan.rejections import LeftOutClip
 from reelworks.training.step import spikes as advice
 
+FAILURES = {  # label and remedy
+    "failed": ("failed while training", "Counted under coverage; check the file."),
+    "unread": ("not read in validations", "The loss of the others is told; check the file."),
+}
 MAX_NAMES = 500  # file names listed per reason, so that browsers can open the page
 MAX_SPIKES = 50
 
@@ -112,14 +116,16 @@ def reasons(summary: PlanSummary | None) -> list[ReasonFact]:
     return sorted(listed, key=lambda one: (one.name in PLANNED, one.name in CHOSEN, -one.total))
 
 
-def failures(data: RunData) -> ReasonFact | None:
-    """Return the planned clips that could not be read during training."""
-    entries = [LeftOutClip(e.get("path", ""), e.get("reason", "")) for e in data.events_of("failure")]
-    if not entries:
-        return None
-    remedy = "Counted under coverage, unless it is held out; check the file."
-    listed = entries[:MAX_NAMES]
-    return ReasonFact("failed", "failed while training", remedy, listed, len(entries), {}, {}, "events.jsonl")
+def failures(data: RunData) -> list[ReasonFact]:
+    """Return the planned clips that could not be read during training, and the held-out ones, each once, in validations."""
+    told = [(e, LeftOutClip(e.get("path", ""), e.get("reason", ""))) for e in data.events_of("failure")]
+    trained = [clip for event, clip in told if not event.get("held_out")]
+    held_out = [*{event.get("uid"): clip for event, clip in told if event.get("held_out")}.values()]
+    return [
+        ReasonFact(name, *FAILURES[name], clips[:MAX_NAMES], len(clips), {}, {}, "events.jsonl")
+        for name, clips in (("failed", trained), ("unread", held_out))
+        if clips
+    ]
 
 
 def rejected(summary: PlanSummary) -> int:

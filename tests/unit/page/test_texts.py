@@ -77,8 +77,7 @@ def texts_of(scripts: dict[str, str], frame: str) -> set[str]:
 def labels_of_the_server() -> set[str]:
     """Return the names of states, figures, measures and orders that the page shows as the server sends them."""
     coverage = re.findall(r'"([^"]+)"', re.findall(r"    state: str  # (.*)", SERVER)[0])
-    reasons = {text for pair in run_facts.REASONS.values() for text in pair}
-    failed = re.findall(r'(?:remedy = (?="[A-Z])|ReasonFact\("failed", )"([^"]+)"', SERVER)
+    reasons = {text for pair in (run_facts.REASONS | run_facts.FAILURES).values() for text in pair}
     states = {"planned", "readable"}  # beside reasons
     return {
         *_LABEL.findall(SERVER),
@@ -86,7 +85,6 @@ def labels_of_the_server() -> set[str]:
         *get_args(jobs.State),
         *coverage,
         *reasons,
-        *failed,
         *states,
     }
 

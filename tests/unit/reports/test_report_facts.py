@@ -95,9 +95,16 @@ def test_long_lists_of_names_are_cut_but_counted():
     (reason,) = run_facts.reasons(summary(reasons={"odd_new_reason": clips, "too_small": []}))
     assert (len(reason.files), reason.total) == (run_facts.MAX_NAMES, run_facts.MAX_NAMES + 7)
     assert reason.label == "odd new reason"
-    failed = run_facts.failures(told(*({"kind": "failure", "path": path, "reason": "torn"} for path, _ in clips)))
-    assert failed is not None
+    (failed,) = run_facts.failures(told(*({"kind": "failure", "path": path, "reason": "torn"} for path, _ in clips)))
     assert (len(failed.files), failed.total) == (run_facts.MAX_NAMES, run_facts.MAX_NAMES + 7)
+
+
+def test_a_held_out_clip_that_validations_cannot_read_counts_once_and_as_no_failure_of_training():
+    lost = {"kind": "failure", "uid": 3, "path": "a.mp4", "reason": "torn", "held_out": True}
+    trained = {"kind": "failure", "uid": 4, "path": "b.mp4", "reason": "torn"}
+    counts = [(one.name, one.total) for one in run_facts.failures(told(lost, trained, lost, trained))]
+    assert counts == [("failed", 2), ("unread", 1)]
+    assert run_facts.failures(told()) == []
 
 
 def test_held_out_and_not_drawn_clips_are_not_called_rejected():

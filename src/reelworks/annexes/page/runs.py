@@ -96,7 +96,7 @@ def data(context: Context, run: RunFolder) -> RunData:
 def overview(context: Context, key: str, run: RunFolder) -> Json:
     """Return everything but curves, coverage and previews."""
     found = data(context, run)
-    reasons = [*run_facts.reasons(found.summary), *filter(None, [run_facts.failures(found)])]
+    reasons = [*run_facts.reasons(found.summary), *run_facts.failures(found)]
     facts = {
         "events_bytes": context.index(run).total_bytes,
         "others": len(context.index(run).others),

@@ -13,7 +13,7 @@ from reelworks.data.loader.micro_batch import MicroBatch
 from reelworks.data.run.folder import RunFolder
 
 # So many clips that fail in an epoch are named one by one; each is in the steps and in the records besides.
-_MOST_NAMED = 20
+MOST_NAMED = 20
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ class FailureWarnings:
             self._epoch, self._named = epoch, 0
         for clip in clips:
             self._named += 1
-            if self._named <= _MOST_NAMED:
+            if self._named <= MOST_NAMED:
                 logger.warning("a clip of step %d could not be decoded: %s: %s", step, clip.path, clip.reason)
-            elif self._named == _MOST_NAMED + 1:
+            elif self._named == MOST_NAMED + 1:
                 logger.warning("more clips of epoch %d could not be decoded; Step.failures names them", epoch)
 
     def warn_of_unknown(self, world_size: int) -> None:

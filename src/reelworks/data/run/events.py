@@ -12,7 +12,7 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
                 waiting for clips), decode_p50_seconds and decode_p99_seconds (of the last 1000 clips, or null), queue_bytes
                 (decoded frames that wait), buckets [name, ...], micro_batches (over all ranks), batch_sizes [distinct ones,
                 with copies and repeats, ...], memory_bytes (largest so far, of the GPU or, without one, of the process)
-    spike       what ("loss" or "grad_norm"), bucket, value, usual (median of recent steps), limit, skipped,
+    spike       what ("loss" or "grad_norm"), bucket, clip_kind, value, usual (median of recent steps), limit, skipped,
                 clips [{uid, path, loss}]: a step far above the usual
     idle_layers problem ("no gradient" | "unused" | "zero" | "unchanged" | "not finite"), layers [name, ...], all_layers (their
                 number), steps, learning_rate, is_note (a healthy training may have them), message: layers of an adapter that
@@ -25,7 +25,8 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
     balance     planned, measured (shares of the time in which ranks wait for the slowest, since the last such event),
                 seconds_by_rank [of forward passes, ...], forward_ms_per_clip {bucket: milliseconds},
                 stragglers [{rank, host, factor}]: ranks that are slow for their micro-batches
-    validation  loss, loss_by_time {"100": loss, ...}, loss_by_bucket {name: loss}, clips, seconds
+    validation  loss, loss_by_time {"100": loss, ...}, loss_by_bucket {name: loss}, clips, unread (clips that could not be
+                decoded), measured_on (digest; only losses with equal ones are compared), is_comparable, seconds
     clip_losses clips, seconds: a round of measurements with fixed noise
     checkpoint  name, bytes, seconds
     retention   kept [{step, reasons}], deleted [{step, reasons}]
@@ -34,9 +35,10 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
     unmirrored  reason: the checkpoint could not be mirrored; training continued
     mirror_retention  kept, deleted: as in retention
     samples     files [path below samples/], prompts [text, ...], by (what made them), num_inference_steps, guidance_scale
-    metrics     values {name: value}, skipped {name: reason}: metrics of the previews
+    metrics     values {name: value}, skipped {name: reason}, measured_on (digest): metrics of the previews
     stop_advice use (step), reasons [text, ...]: likeness rises no more since that step, but closeness or the loss does
-    failure     uid, copy, repeat_index, path, reason: a clip could not be decoded and was trained with weight 0
+    failure     uid, copy, repeat_index, path, reason: a clip could not be decoded and was trained with weight 0; or with
+                held_out (true), a validation could not read it, but the one before could
     epoch_end   epoch, planned, trained, failed, skipped
     unsaved     reason: a checkpoint could not be written; training continued
     stop        reason: "finished" | "stage" (another one follows) | "signal"

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from reelworks.core import log, units
 from reelworks.core.log import logger
+from reelworks.data.loader.failures import MOST_NAMED
 from reelworks.training.observers.early_stop import EarlyStop
 from reelworks.training.observers.observer import Pause, StepObserver, Training
 from reelworks.training.observers.validation import Validation, Validator
@@ -21,6 +22,7 @@ class Validations(StepObserver):
     def __init__(self, training: Training, early: EarlyStop) -> None:
         self._training, self._early = training, early
         data, model = training.data, training.model
+        self._unread: set[int] = set()  # clips that the validation before could not read
         self._every = data.recipe.validation.every_steps
         self._validator = Validator(
             model.boundary,
@@ -88,9 +90,12 @@ class Validations(StepObserver):
         return {_LOSS: result.loss}
 
     def _tell_unread(self, step: int, result: Validation) -> bool:
-        """Tell the clips that could not be decoded; returns whether any could."""
-        for clip in result.unread:
+        """Tell the clips that could not be decoded, those of the validation before not again; returns whether any could."""
+        new = [clip for clip in result.unread if clip.uid not in self._unread]
+        self._unread = {clip.uid for clip in result.unread}
+        for clip in new:
             self._training.log.event("failure", step=step, held_out=True, **asdict(clip))
+        for clip in new[:MOST_NAMED]:
             logger.info("a held-out clip could not be decoded: %s: %s", clip.path, clip.reason)
         if result.unread:
             total = len(result.unread) + result.clips
