@@ -16,11 +16,12 @@ from metric_networks import TINY
 from PIL import Image
 
 from reelworks.core.errors import UserError
-from reelworks.inference.evaluate import clips, registry
+from reelworks.inference.evaluate import clips, registry, report
 from reelworks.inference.evaluate.clips import MeasuredClip
 from reelworks.inference.evaluate.features import frechet, kernel
 from reelworks.inference.evaluate.measure import MetricResult, measure
 from reelworks.inference.evaluate.metric import Settings, Skip
+from reelworks.inference.evaluate.request import EvalRequest
 
 GENERATOR = np.random.default_rng(0)
 
@@ -203,3 +204,23 @@ def test_folders_a_metric_of_a_file_and_every_reason(tmp_path: Path) -> None:
         assert refused.value.code == code
     with pytest.raises(UserError, match="no such folder"):
         clips.files_of(tmp_path / "nowhere", "--generated")
+
+
+def test_values_are_of_one_series_if_the_same_was_compared_wherever_it_lies(tmp_path: Path) -> None:
+    def pictures(folder: str, *levels: int) -> Path:
+        (tmp_path / folder).mkdir(parents=True)
+        for name, level in zip("ab", levels, strict=True):
+            Image.fromarray(np.full((16, 16, 3), level, np.uint8)).save(tmp_path / folder / f"{name}.png")
+        return tmp_path / folder
+
+    def compared(generated: Path, reference: Path, **more: Any) -> str:
+        request = EvalRequest(generated=generated, reference=reference, metrics=("psnr",), **more)
+        return report.of_folders(request).measured_on
+
+    made, real = pictures("made", 10, 20), pictures("real", 30, 40)
+    one = compared(made, real)
+    assert one == compared(pictures("later", 11, 21), pictures("elsewhere", 30, 40))
+    assert one != compared(made, pictures("other", 30, 41))
+    assert one != compared(made, real, min_samples=2)
+    (made / "b.png").write_bytes(b"not a picture")
+    assert one != compared(made, real)

@@ -71,7 +71,7 @@ class PreviewMetrics:
             "shape": str(options.shape),
             "sampler": [options.fps, options.num_inference_steps, options.guidance_scale, options.seed],
             "metrics": [*self.names, *(digests.digest_bytes(path.read_bytes()) for path in code)],
-            "networks": {name: _fingerprint(Path(path)) for name, path in self.settings.weights.items()},
+            "networks": {name: fingerprint(Path(path)) for name, path in self.settings.weights.items()},
             "training": None if self.settings.training is None else self.settings.training.digest(),
         }
         return digests.digest_json(settings)[:16]
@@ -237,7 +237,7 @@ def measure(
     return [run.result() for run in runs], unreadable
 
 
-def _fingerprint(path: Path) -> list[Any]:
+def fingerprint(path: Path) -> list[Any]:
     """Return names, sizes and times of a network's files, so that other weights in its place are noticed."""
     found = sorted(path.rglob("*")) if path.is_dir() else [path]
     stats = [(str(file.relative_to(path.parent)), file.stat()) for file in found if file.is_file()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from reelworks.core import digests, machine
 from reelworks.core.errors import UserError, first_few
@@ -13,7 +14,7 @@ from reelworks.data.checkpoint import locate
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.inference.evaluate import clips, registry, vbench
 from reelworks.inference.evaluate.clips import MeasuredClip, Unreadable
-from reelworks.inference.evaluate.measure import MetricResult, measure
+from reelworks.inference.evaluate.measure import MetricResult, fingerprint, measure
 from reelworks.inference.evaluate.metric import Settings
 from reelworks.inference.evaluate.request import EvalRequest
 from reelworks.inference.evaluate.training_clips import TrainingClips
@@ -24,21 +25,31 @@ WEIGHTS = ("clip", "dinov2", "inception", "videomae")
 
 @dataclass(frozen=True)
 class Report:
-    """Results of metrics on a folder of clips, and those that VBench measured."""
+    """Results of metrics on a folder of clips, and those that VBench measured.
+
+    Attributes:
+        settings: Networks and limits of the metrics.
+    """
 
     generated: Path | None
     reference: Path | None
     metrics: list[MetricResult]
     unreadable: list[Unreadable] = field(default_factory=list)
+    settings: Settings = field(default_factory=Settings)
+    JSON_KEYS: ClassVar = ("generated", "reference", "metrics", "unreadable")
 
     def file(self) -> None:
         """Return no file: the result belongs to no run."""
 
     @property
     def measured_on(self) -> str:
-        """Digest of the names of the clips, and of what they are compared with."""
-        names = self.generated and sorted(clips.files_of(self.generated, "--generated"))
-        return digests.digest_json([names, self.reference and str(self.reference.resolve())])[:16]
+        """Digest of all that values depend on besides the clips' content: what could be read, references, and settings."""
+        lost = {each.name for each in self.unreadable}
+        names = self.generated and sorted(clips.files_of(self.generated, "--generated").keys() - lost)
+        reference = {} if self.reference is None else clips.files_of(self.reference, "--reference")
+        content = {name: digests.of_file(path) for name, path in reference.items()}
+        networks = {name: fingerprint(Path(path)) for name, path in self.settings.weights.items()}
+        return digests.digest_json([names, content, networks, self.settings.min_samples])[:16]
 
     @property
     def values(self) -> dict[str, float]:
@@ -75,7 +86,7 @@ def of_folders(request: EvalRequest, on_clip: Callable[[int, int], None] = lambd
     of_references = None if references is None else counted(clips.read(references), len(files))
     captions = {name: vbench_files.prompt_of(name) for name in files} if request.prompts_in_names else None
     measured, unreadable = measure(kinds, counted(clips.read(files, references, captions), 0), of_references, settings)
-    return Report(generated, reference, [*measured, *foreign], unreadable)
+    return Report(generated, reference, [*measured, *foreign], unreadable, settings)
 
 
 def weights_of(given: Sequence[str]) -> dict[str, str]:
