@@ -196,9 +196,7 @@ def _train_stage(
         checkpointing.try_disk(this_run, recipe, model.state, position)
         events_file, first = this_run.folder.events_file, data.stage.step
         measure = "" if recipe.validation.patience is None else digest_of_loss(recipe, data, data.held_out())
-        early = EarlyStop.resume(
-            recipe.validation, events_file, position.global_step, world, first=first, measure=measure
-        )
+        early = EarlyStop.resume(recipe.validation, events_file, position.global_step, world, first, measure)
         done = early.is_over or progress.is_done(recipe.train, position)
         recipe_name = resume.prepare_folder(started, position, threads=threads, done=done)
 

@@ -57,18 +57,11 @@ class EarlyStop:
 
     @classmethod
     def resume(
-        cls,
-        config: ValidationConfig,
-        events_file: Path,
-        step: int,
-        world: World,
-        *,
-        first: int = 0,
-        measure: str = "",
+        cls, config: ValidationConfig, file: Path, step: int, world: World, first: int = 0, measure: str = ""
     ) -> Self:
         """Return the state after a step, by the validations of its stage, which began after the step `first`. Collective."""
         early = cls(config, measure)
-        past = events.timeline(events_file, "validation") if world.is_main else []
+        past = events.timeline(file, "validation") if world.is_main else []
         first += first > 0  # that of the untrained weights counts
         results = {event["step"]: event for event in past if first <= event["step"] <= step}
         for validated, event in cast(dict[int, Any], world.broadcast(results)).items():

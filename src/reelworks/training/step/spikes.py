@@ -33,8 +33,6 @@ MAX_CLIPS = 64  # clips of a spike that are recorded, those with the largest los
 _NORMAL = 1.4826  # standard deviation of a normal distribution by its median absolute deviation
 _SMALLEST_SHARE = 0.1
 _LARGEST = 700.0  # whose exponential is still a number
-
-
 Measure = Literal["loss", "grad_norm"]
 
 
