@@ -339,10 +339,8 @@ class _Series:
         found: dict[str, int] = {}
         for info in store.list():
             if info.step not in steps:
-                known = self._known(info)
-                mine = {} if known is None else _metrics(known)
-                had = {n: value for n, value in info.metrics.items() if n.startswith(_METRIC) and math.isfinite(value)}
-                found |= {name: info.step for name, value in had.items() if mine.get(name) != value}
+                had = [n for n, value in info.metrics.items() if n.startswith(_METRIC) and math.isfinite(value)]
+                found |= {name: info.step for name in had if info.measured_on.get(name) != self.key}
         if found:
             logger.warning(
                 "step %d has values of %s of other settings, so those of this measurement are not added to the metrics, of which "
