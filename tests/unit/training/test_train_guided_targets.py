@@ -16,7 +16,7 @@ from reelworks.models.adapters import inject
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.api import DenoiserInputs
 from reelworks.training.recipe import recipe_file
-from reelworks.training.step import kinds
+from reelworks.training.step import examples
 from reelworks.training.step.state import TrainState
 
 __all__ = ["stepper"]
@@ -54,7 +54,7 @@ def test_the_target_is_guided_by_the_base_without_caption(stepper, monkeypatch, 
         output, u, v = ((each - example.inputs.latent) / share for each in (output, u, example.x0))
     target = torch.where(dropped.view(-1, 1, 1, 1, 1), v, u + SCALE * (v - u))
     wanted = (output - target).square().mean(dim=(1, 2, 3, 4))
-    assert [kinds.KINDS[kind] == "guided" for kind in kinds.of_clips(example)] == (~dropped).tolist()
+    assert [examples.KINDS[kind] == "guided" for kind in examples.kinds_of(example)] == (~dropped).tolist()
     result, gradients = take(made, [batch], monkeypatch)
     assert result.loss == pytest.approx(float(wanted.mean()), rel=1e-4)
     assert all(gradients[name].any() for name in gradients)

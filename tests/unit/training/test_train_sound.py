@@ -21,7 +21,7 @@ from reelworks.models.sound.config import SoundConfig
 from reelworks.testing import contract
 from reelworks.training.assembly import build
 from reelworks.training.recipe import recipe_file
-from reelworks.training.step import kinds, sound_inputs
+from reelworks.training.step import examples, sound_inputs
 from reelworks.training.step.examples import Example, Predicted
 from reelworks.training.step.sound_inputs import SoundTarget
 
@@ -120,7 +120,7 @@ def test_the_loss_is_the_sum_over_what_is_generated(given, weighting):
     example = Example(
         encoded, config, i, x0, noise, noise, torch.ones(2), torch.ones(2).bool(), i.frame_mask, sound=target
     )
-    assert {kinds.KINDS[kind] for kind in kinds.of_clips(example).tolist()} == {
+    assert {examples.KINDS[kind] for kind in examples.kinds_of(example).tolist()} == {
         {"neither": "", "picture": "sound only", "sound": "picture only"}[given]
     }
     out = Predicted(torch.randn_like(i.latent).requires_grad_(), torch.randn_like(i.sound.latent).requires_grad_())

@@ -64,9 +64,10 @@ class EarlyStop:
         past = events.timeline(file, "validation") if world.is_main else []
         first += first > 0  # that of the untrained weights counts
         results = {event["step"]: event for event in past if first <= event["step"] <= step}
-        for validated, event in cast(dict[int, Any], world.broadcast(results)).items():
+        for validated, event in sorted(cast(dict[int, Any], world.broadcast(results)).items()):
             loss = math.nan if event["loss"] is None else event["loss"]
-            early.add(validated, loss, event.get("measured_on", ""), unread=event.get("unread", 0))
+            early._results.append(_Result(validated, loss, event.get("measured_on", ""), event.get("unread", 0)))
+        early._compare_all()
         return early
 
     @property
@@ -82,6 +83,9 @@ class EarlyStop:
         """
         former = [one for one in self._results if one.step < step]
         self._results = [*former, _Result(step, loss, measured_on, unread)]
+        return self._compare_all()
+
+    def _compare_all(self) -> bool:
         self.present, self.series, is_comparable, last = LossSeries(), {}, True, ""
         for one in self._results:
             is_comparable, last = not one.unread or one.measured_on == last, one.measured_on

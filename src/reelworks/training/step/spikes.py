@@ -6,7 +6,7 @@ median: the values of a calm run may hardly vary. Losses and gradient norms of s
 on the timestep, and gradient norms of a LoRA grow from zero: a healthy run often has values far above most. So a spike must
 also lie above the limit that follows from the logarithms of the values, with half the threshold. Losses are compared within their bucket, and gradient norms with those
 of steps whose largest bucket is the same, since shapes differ in both; and only with those of clips of the same kind
-(`kinds.py`), gradient norms with those of steps that have the same kinds. As long as a bucket has few values, they are
+(`examples.KINDS`), gradient norms with those of steps that have the same kinds. As long as a bucket has few values, they are
 compared with those of all buckets, and gradient norms of kinds that are rarely together with those of all kinds.
 
 Spikes join the recent values, so that a level that stays is usual after half a window. All values are sums over ranks,

@@ -12,7 +12,7 @@ from reelworks.core import machine
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader import upload
 from reelworks.models.objectives.config import NUM_TIMESTEPS
-from reelworks.training.step.kinds import KINDS
+from reelworks.training.step.examples import KINDS
 
 TIMESTEP_RANGES = 10  # of 100 timesteps each, in which losses are summed
 

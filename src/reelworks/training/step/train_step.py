@@ -38,10 +38,10 @@ from reelworks.models.api import DenoiserInputs
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.models.sequence.sequence_parallel import SequenceParallel
 from reelworks.training.recipe.recipe import Recipe
-from reelworks.training.step import block_norms, kinds, nonfinite, progress, sound_inputs
+from reelworks.training.step import block_norms, nonfinite, progress, sound_inputs
 from reelworks.training.step.adapter_watch import AdapterWatch, IdleLayers
 from reelworks.training.step.compiled_blocks import CompiledBlocks
-from reelworks.training.step.examples import Example, ExampleBuilder
+from reelworks.training.step.examples import Example, ExampleBuilder, kinds_of, name_of_kinds
 from reelworks.training.step.forward_times import ForwardTimes
 from reelworks.training.step.losses import Passes, PlainLoss, loss_of
 from reelworks.training.step.nonfinite import KeptBatch, NonFiniteCause
@@ -230,7 +230,7 @@ class TrainStep:
                 # FSDP takes the mean of gradients over ranks; the loss of a step is a sum over them. Each rank of a
                 # sequence group has the gradient of its own tokens, so that the same sum holds for these.
                 torch.autograd.backward(weighted_B.sum() * (self.world.size / planned_weight))
-            times_B, kind_B = sound_inputs.trained_times(example.inputs), kinds.of_clips(example)
+            times_B, kind_B = sound_inputs.trained_times(example.inputs), kinds_of(example)
             if self._counts(example.batch):
                 sums.add(request.bucket, weighted_B.detach(), weights_B, times_B, kind_B)
             parts = (losses_B.detach(), example.valid_mask, times_B, kind_B)
@@ -273,7 +273,7 @@ class TrainStep:
         objectives = kept[-1].objective, self.recipe.objective
 
         def group(bucket: int, kind: Collection[int]) -> SpikeGroup:
-            return SpikeGroup(buckets[bucket].name, kinds.name(kind, *objectives))
+            return SpikeGroup(buckets[bucket].name, name_of_kinds(kind, *objectives))
 
         losses = {group(bucket, [kind]): loss for (bucket, kind), loss in loss_by_kind.items()}
         all_kinds = group(largest, {kind for _, kind in loss_by_kind})
