@@ -19,7 +19,7 @@ from reelworks.core.errors import UserError
 from reelworks.inference.evaluate import clips, registry, report
 from reelworks.inference.evaluate.clips import MeasuredClip
 from reelworks.inference.evaluate.features import frechet, kernel
-from reelworks.inference.evaluate.measure import MetricResult, measure
+from reelworks.inference.evaluate.measure import MetricResult, PreviewMetrics, measure
 from reelworks.inference.evaluate.metric import Settings, Skip
 from reelworks.inference.evaluate.request import EvalRequest
 
@@ -224,3 +224,14 @@ def test_values_are_of_one_series_if_the_same_was_compared_wherever_it_lies(tmp_
     assert one != compared(made, real, min_samples=2)
     (made / "b.png").write_bytes(b"not a picture")
     assert one != compared(made, real)
+
+
+def test_a_metric_of_previews_that_fails_costs_its_own_value_alone(caplog: pytest.LogCaptureFixture) -> None:
+    def of(name: str, value: Any) -> type[Any]:
+        facts = {"name": name, "higher_is_better": True, "requires_reference": False, "__init__": lambda _, given: None}
+        return type(name, (), facts | {"value": value})
+
+    kinds = (of("ends", lambda _, clip: 1 / 0), of("level", lambda _, clip: float(clip.frames.mean())))
+    found = PreviewMetrics(("ends", "level"), kinds, Settings()).values([np.full((1, 4, 4, 3), 7, np.uint8)], ["x"])
+    assert {one.name: one.value for one in found} == {"level": 7.0}
+    assert "the metric ends failed" in caplog.text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,3 +106,11 @@ def test_a_series_tells_the_best_the_copies_and_the_step_to_use() -> None:
     assert sixth == "step 600: 'a mug' looks copied: mugs/a.png (closeness-pixels 1.9), and 1 more"
     assert advice.startswith("use step 300: likeness has not risen in the 3 measurements since")
     assert measured[4].copied.keys() == {0}
+
+
+def test_a_loss_that_is_not_finite_is_never_the_best() -> None:
+    losses = (math.nan, 1.0, 0.5, math.inf)
+    measured = [MeasuredCheckpoint(i, str(i), loss, [], []) for i, loss in enumerate(losses, 1)]
+    series = CheckpointSeries(Path("run"), "ema", "k", [], 0, Shape(1, 8, 8), measured)
+    assert series.best == {"loss": 3}
+    assert replace(series, checkpoints=measured[:1]).best == {}

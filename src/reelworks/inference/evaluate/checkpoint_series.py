@@ -67,8 +67,8 @@ class MeasuredCheckpoint:
 
     @property
     def values(self) -> dict[str, float]:
-        """Return what was measured, by name."""
-        loss = {} if self.loss is None else {"loss": self.loss}
+        """Return what was measured, by name; a loss that is not finite is none."""
+        loss = {} if self.loss is None or not math.isfinite(self.loss) else {"loss": self.loss}
         return loss | {m.name: m.value for m in self.metrics if m.value is not None}
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +78,13 @@ class PreviewMetrics:
 
     def values(self, generated: Sequence[Frames], prompts: Sequence[str]) -> list[MetricResult]:
         """Measure the previews of a step; a metric that fails costs its value and not the training."""
-        try:
-            return self.measured(generated, prompts)
-        except UserError as error:
-            logger.warning("metrics of the previews: %s", error.problem)
-            return []
+        found = []
+        for kind in self.kinds:
+            try:
+                found += replace(self, kinds=(kind,)).measured(generated, prompts)
+            except UserError as error:
+                logger.warning("metrics of the previews: %s", error.problem)
+        return found
 
     def measured(self, generated: Sequence[Frames], prompts: Sequence[str]) -> list[MetricResult]:
         """Measure generated clips, named by their numbers.
