@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import tarfile
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import media_makers as media
 import numpy as np
@@ -261,6 +265,37 @@ def test_an_archive_that_is_packed_anew_keeps_its_clips(files: Path, tmp_path: P
     assert sorted(after.uid) == sorted(before.uid)
     row = [path.as_py() for path in after.path].index("000.tar/c.mkv")
     assert len(load(Request(after.file(row), False, Shape(5, 16, 16)))) == 5
+
+
+@pytest.mark.parametrize("how", ["list", "folder", "cut", "killed"])
+def test_a_scan_finds_where_members_are_though_size_and_time_of_their_archive_are_as_before(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where it is packed in another order, and files have the time of an image or of no build in particular."""
+    shards = tmp_path / "shards"
+    clips = {f"{n}.mp4": media.write_video(tmp_path / f"{n}.mp4", num_frames=n).read_bytes() for n in (5, 9, 14)}
+    most = max(map(len, clips.values())) + 8
+    sizes = {name: most - len(data) for name, data in clips.items()}
+    clips = {name: data + sizes[name].to_bytes(4, "big") + b"free" + bytes(sizes[name] - 8) for name, data in clips.items()}
+    (tmp_path / "meta.csv").write_text("path,text\n" + "".join(f"a.tar/{n},{n}\n" for n in clips), encoding="utf-8")
+    source = Source.from_path(tmp_path / "meta.csv", "d", root=shards) if how == "list" else Source("d", shards)
+    source = replace(source, cut="0.25s" if how == "cut" else "")
+
+    def scanned(catalog: str) -> dict[str, dict[str, object]]:
+        scan_sources([source], tmp_path / catalog, workers=1)
+        rows = Catalog.open(tmp_path / catalog).live().to_table().to_pylist()
+        return {f"{row['path']} {row['first_frame']}": row | {"ordinal": 0} for row in rows}
+
+    write_members(shards / "a.tar", clips)
+    os.utime(shards / "a.tar", (0, 0))
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        if how == "killed":
+            patch.setattr(Catalog, "append", Mock(side_effect=KeyboardInterrupt))
+        scanned("catalog")
+    # The same bytes by other names, as where names are numbers.
+    write_members(shards / "a.tar", dict(zip(reversed(clips), clips.values(), strict=True)))
+    os.utime(shards / "a.tar", (0, 0))
+    assert scanned("catalog") == scanned("anew")
 
 
 def test_a_range_is_a_file(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reelworks.data.catalog.scan.source_files import Listing
+from reelworks.data.catalog.scan.source_files import STATE, Listing
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.schema import as_numpy
 from reelworks.data.media import frame_times, location, probe, scenes
@@ -65,7 +65,7 @@ def expand(files: Listing, live: CatalogRows, dataset: str, cut: str) -> Listing
             clips = [entry]
         else:
             rows = rows_of.get(entry.path, [])
-            same = [(live.size_bytes[r], live.mtime_ns[r]) == (entry.size_bytes, entry.mtime_ns) for r in rows]
+            same = [live.column(name)[row] == getattr(entry, name) for row in rows for name in STATE]
             # The row of a file that could not be cut has no frames.
             frames = [(int(live.first_frame[row]), int(live.num_frames[row])) for row in rows]
             texts = [text(*one) if one[1] else "" for one in frames] if rows and all(same) else [""]

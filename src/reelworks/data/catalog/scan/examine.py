@@ -30,11 +30,10 @@ class FileRequest(NamedTuple):
     known: str  # fingerprint of the content at the last scan, which need not be measured again
     problem: str | None = None  # found by the listing; the file is then not opened
     stated: probe.Probe | None = None  # measures of a trusted list
-    fingerprint: str = ""  # in place of that of the content, if measures are `stated`
+    state: str = ""  # text of what the file is known by; the fingerprint in place of the content's if measures are `stated`
     cut: str = ""  # how to cut the file into clips
     clip: str = ""  # text of the only clip that is wanted of it; "" for all
     size_bytes: int = 0
-    mtime_ns: int = 0
 
 
 class Finding(NamedTuple):
@@ -57,7 +56,7 @@ def examine(request: FileRequest) -> Finding:
         captions = caption_texts.files_beside(request.file) if request.captions is None else request.captions
         caption = caption_texts.read(request.file, captions) if captions != NO_FILES else None
         if request.open and request.stated is not None:
-            return Finding(caption, request.fingerprint, request.stated)
+            return Finding(caption, request.state, request.stated)
         path = location.local(request.file) if request.open else request.file
         fingerprint = _of_file(location.fingerprint, path, request) if request.open else None
     except OSError as error:

@@ -1,7 +1,7 @@
 """Keep what a scan has found so far, so that one that is killed goes on where it was.
 
 The journal is a file in the catalog's folder with a JSON line for each file that was opened. The next scan takes a
-line if path, size, time of change and known content of the file are the same, and removes the journal when the
+line if path, place, size, time of change and known content of the file are the same, and removes the journal when the
 catalog has the rows. Caption files are read again, since a line does not depend on them.
 """
 
@@ -24,15 +24,14 @@ from reelworks.data.media.frame_index import PackedTimes
 from reelworks.data.media.probe import MEASURES, VERSION, Probe
 
 NAME = "unfinished-scan.jsonl"
-_FORMAT = 1
+_FORMAT = 2
 _SECONDS_BETWEEN_WRITES = 1.0
 _BUFFER_BYTES = 1 << 20
 
 
 def _key(request: FileRequest) -> str:
     """Return 16 hexadecimal digits that differ for another state of the file, and for another cut."""
-    state = (request.size_bytes, request.mtime_ns, request.known, request.cut, request.clip)
-    return digests.digest_json([str(request.file), *state])[:16]
+    return digests.digest_json([str(request.file), request.state, request.known, request.cut, request.clip])[:16]
 
 
 class ScanJournal:

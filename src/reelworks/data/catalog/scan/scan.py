@@ -1,6 +1,6 @@
 """Bring a catalog up to date with the folders and lists that it describes.
 
-A scan lists every file, but opens only those whose size or time of change differ from their live row. A new or
+A scan lists every file, but opens only those whose size, time of change or place in an archive differ from their live row. A new or
 changed file appends a row, a changed or vanished one retires its former row, and a scan that finds no change
 writes nothing. A scan that is killed goes on where it was (`journal.py`). A file that cannot be trained on gets a row with the reason.
 """

@@ -17,7 +17,7 @@ from reelworks.core.errors import UserError
 from reelworks.data.catalog.scan import clip_ranges
 from reelworks.data.catalog.scan.caption_names import NO_FILES
 from reelworks.data.catalog.scan.examine import FileRequest, Finding
-from reelworks.data.catalog.scan.source_files import Listing, SourceFile
+from reelworks.data.catalog.scan.source_files import STATE, Listing, SourceFile
 from reelworks.data.catalog.store import integrity, kept_measures
 from reelworks.data.catalog.store.schema import SCORE, as_numpy, with_scores
 from reelworks.data.catalog.store.store import Catalog
@@ -99,14 +99,15 @@ class Update:
         known = np.flatnonzero(position >= 0)
         row = position[known]
         self._listed[row] = True
-        size = np.fromiter((e.size_bytes for e in entries), dtype=np.int64, count=len(entries))[known]
-        mtime = np.fromiter((e.mtime_ns for e in entries), dtype=np.int64, count=len(entries))[known]
-        is_current = (self._live.size_bytes[row] == size) & (self._live.mtime_ns[row] == mtime)
+        is_current = np.ones(len(row), dtype=np.bool_)
+        for name in STATE:
+            now = np.fromiter((getattr(entry, name) for entry in entries), dtype=np.int64, count=len(entries))
+            is_current &= self._live.column(name)[row] == now[known]
         # Without a fingerprint the file could not be read, which may change without a new time of change.
         is_current &= as_numpy(pc.not_equal(self._live.fingerprint, ""))[row]
         if any(entry.cut for entry in entries) or self._live.is_range.any():
-            was, now = self._live.cut.take(pa.array(row)).to_pylist(), [entries[i].cut for i in known.tolist()]
-            is_current &= np.array([a == b for a, b in zip(was, now, strict=True)], dtype=np.bool_)
+            cuts = zip(self._live.cut.take(pa.array(row)).to_pylist(), known.tolist(), strict=True)
+            is_current &= np.array([was == entries[i].cut for was, i in cuts], dtype=np.bool_)
         if outdated:
             is_video = [kind_of(entries[i].path) == "video" and entries[i].stated is None for i in known.tolist()]
             is_current &= ~np.array(is_video, dtype=np.bool_)
@@ -168,7 +169,7 @@ class Update:
             known = self._live.fingerprint[position].as_py() if position >= 0 and not (opened and anew) else ""
             file = location.below(listed.root, entry.path, entry.start, entry.size_bytes, entry.mtime_ns)
             captions = entry.captions if read_captions else NO_FILES
-            stated = (entry.stated, _state(entry), entry.cut, entry.clip, entry.size_bytes, entry.mtime_ns)
+            stated = (entry.stated, _state(entry), entry.cut, entry.clip, entry.size_bytes)
             yield Task(listed, i, FileRequest(file, captions, opened, known, entry.problem, *stated))
 
     def apply(self, task: Task, finding: Finding) -> None:
@@ -229,7 +230,7 @@ class Update:
         is_same = all(row.get(name) == value for name, value in values.items())
         self.unchanged += is_same
         self.changed += not is_same
-        stays = is_same and all(row[name] == now[name] for name in ("start", "size_bytes", "mtime_ns"))
+        stays = is_same and all(row[name] == now[name] for name in STATE)
         self.replaced[position] = not stays
         return stays
 
