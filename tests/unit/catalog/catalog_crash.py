@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import time
 from typing import Any
@@ -32,4 +33,14 @@ def examine_unless_endless(request: Any) -> Any:
 
     if request.file.name == "a.png":
         ctypes.PyDLL(None).sleep(1000)
+    return examine(request)
+
+
+def examine_unless_deadly(request: Any) -> Any:
+    """Examine a file, and die on a.png as a decoder does on a segmentation fault."""
+    from reelworks.data.catalog.scan.examine import examine
+
+    if request.file.name == "a.png":
+        assert multiprocessing.parent_process() is not None, "the scan itself would die"
+        os._exit(139)
     return examine(request)

@@ -14,7 +14,7 @@ import pytest
 
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.config import Source
-from reelworks.data.catalog.scan import examine, scan
+from reelworks.data.catalog.scan import examine, journal, scan
 from reelworks.data.catalog.scan.scan import ScanProgress, ScanResult, scan_sources
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.media import probe
@@ -274,6 +274,22 @@ def test_in_a_process_it_is_ended(data: Path, target: Path, monkeypatch: pytest.
     assert stopped in result.bad_files
     assert len(result.bad_files) == 2
     assert counts(run(data, target)) == (0, 1, 3, 0)
+
+
+@pytest.mark.slow
+def test_scans_after_a_crash_name_the_file_and_find_all_others(
+    data: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target.mkdir()
+    (target / journal.NAME).touch()  # as one leaves it that dies before it writes
+    monkeypatch.setattr(scan, "examine", catalog_crash.examine_unless_deadly)
+    for expected in ((4, 0, 0, 0), (0, 0, 4, 0)):  # and is known from then on
+        result = run(data, target)
+        assert counts(result) == expected
+        assert (str(data / "a.png"), "the decoder crashed on it") in result.bad_files
+        assert len(result.bad_files) == 2
+    with pytest.raises(AssertionError, match="the scan itself would die"):
+        run(data, target.with_name("another"))
 
 
 def test_a_large_file_has_more_time() -> None:

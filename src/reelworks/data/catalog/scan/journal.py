@@ -39,11 +39,13 @@ class ScanJournal:
 
     Attributes:
         known: Number of findings that the journal had when it was opened.
+        is_left: Whether the last scan of the catalog did not end, for whatever reason.
     """
 
     def __init__(self, folder: Path) -> None:
         """Open the journal in a catalog's folder, or begin one; what cannot be read of it is dropped."""
         self._path = folder / NAME
+        self.is_left = self._path.exists()
         keys, offsets, end = array("Q"), array("Q"), 0
         about = {"format": _FORMAT, "reader": VERSION, "measures": [*MEASURES, *ClipRange._fields]}
         header = json.dumps(about).encode() + b"\n"

@@ -21,6 +21,7 @@ from reelworks.core.worker_pool import ThreadCalls, WorkerDied, WorkerHung
 T = TypeVar("T")
 R = TypeVar("R")
 
+CRASHED = "the decoder crashed on it"
 _CHUNKS_PER_WORKER = 4  # chunks in flight; bounds the results waiting in memory
 
 
@@ -82,7 +83,7 @@ def _alone(
     try:
         return calls.call(function, item, most_seconds)
     except WorkerDied:
-        return failed(item, "the decoder crashed on it")
+        return failed(item, CRASHED)
     except WorkerHung:
         return failed(item, f"it took more than {units.number(most_seconds)} s and was stopped")
 

@@ -1,7 +1,7 @@
 """Bring a catalog up to date with the folders and lists that it describes.
 
-A scan lists every file, but opens only those whose size, time of change or place in an archive differ from their live row. A new or
-changed file appends a row, a changed or vanished one retires its former row, and a scan that finds no change
+A scan lists every file, but opens only those whose size, time of change or place in an archive differ from their live row.
+A new or changed file appends a row, a changed or vanished one retires its former row, and a scan that finds no change
 writes nothing. A scan that is killed goes on where it was (`journal.py`). A file that cannot be trained on gets a row with the reason.
 """
 
@@ -96,7 +96,7 @@ def scan_sources(
     """Scan folders and lists into a catalog, which is created if missing; its other datasets are not changed.
 
     Args:
-        workers: Number of threads, or of processes if at least `PROCESSES_FROM` files must be opened.
+        workers: Number of threads, or of processes if at least `PROCESSES_FROM` files must be opened, or one may end the scan.
         on_progress: Called a few times a second and once at the end, if any file must be examined.
         engine: Engine whose workers examine the files; any but "local" has a number of its own. They are listed, and the
             catalog is written, here.
@@ -131,7 +131,9 @@ def _scan(
             source.cut.startswith(clip_ranges.SCENES) and files.open.any()
             for source, files in zip(sources, listed, strict=True)
         )
-        examine_all = partial(_find_all, executor=executor, finds_scenes=finds_scenes)
+        # A decoder may have ended the scan that left a journal.
+        in_threads = not (finds_scenes or journal.is_left or update.crashes)
+        examine_all = partial(_find_all, executor=executor, finds_scenes=finds_scenes, in_threads=in_threads)
         notes = _apply_all(update, listed, examine_all, on_progress, journal, engine)
         frame_index.write(catalog_path, update.frame_times)
         retired = update.retired([source.name for source in sources])
@@ -196,11 +198,11 @@ def _apply_all(
 
 
 def _find_all(
-    requests: Iterator[FileRequest], to_open: int, *, executor: Executor, finds_scenes: bool
+    requests: Iterator[FileRequest], to_open: int, *, executor: Executor, finds_scenes: bool, in_threads: bool
 ) -> Iterator[Finding]:
-    """Yield the findings of all requests, in order; `to_open` is about the number of files that must be opened."""
+    """Yield the findings of all requests, in order; `to_open` is about the number of files, in threads only if they are few."""
     is_here = isinstance(executor, LocalExecutor)
-    in_threads = is_here and not finds_scenes and to_open < PROCESSES_FROM
+    in_threads = in_threads and is_here and to_open < PROCESSES_FROM
     files_per_call = 1 if is_here and finds_scenes else _FILES_PER_CALL  # the scenes of one file take minutes to find
     return probe_pool.map_ordered(
         examine if is_here else examine_on_node,

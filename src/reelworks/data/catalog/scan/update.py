@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from reelworks.core import digests, hash_rng, units
 from reelworks.core.errors import UserError
-from reelworks.data.catalog.scan import clip_ranges
+from reelworks.data.catalog.scan import clip_ranges, probe_pool
 from reelworks.data.catalog.scan.caption_names import NO_FILES
 from reelworks.data.catalog.scan.examine import FileRequest, Finding
 from reelworks.data.catalog.scan.source_files import STATE, Listing, SourceFile
@@ -61,6 +61,7 @@ class Update:
         noted: Paths of files by what a person should know of them.
         replaced: Mask of the live rows that have a new one in their place, also for unchanged files that were touched.
         outdated: Names of datasets whose videos an earlier version has measured.
+        crashes: Whether a file is to be opened on which a decoder has crashed.
     """
 
     def __init__(self, catalog: Catalog) -> None:
@@ -69,6 +70,7 @@ class Update:
         self.bad_files: list[tuple[str, str]] = []
         self.frame_times: dict[str, PackedTimes] = {}
         self.outdated: set[str] = set()
+        self.crashes = False
         self.noted: defaultdict[str, list[str]] = defaultdict(list)
         self._live = catalog.live()
         self._scores: dict[str, None] = dict.fromkeys(self._live.scores)  # an ordered set of names
@@ -116,6 +118,8 @@ class Update:
         is_current[told] = [
             e.stated is not None and _state(e) == t.as_py() for e, t in zip(stating, texts, strict=True)
         ]
+        former_errors = self._live.error.take(pa.array(row[~is_current]))
+        self.crashes |= bool(pc.any(pc.equal(former_errors, probe_pool.CRASHED)).as_py())
         open_ = np.ones(len(entries), dtype=np.bool_)
         open_[known] = ~is_current
         self._of_lists[dataset] = self.catalog.list_scores(dataset) | files.scores.keys()
