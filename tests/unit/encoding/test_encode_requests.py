@@ -7,6 +7,7 @@ import errno
 import io
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from refused import refused
 from typer.testing import CliRunner
 
 from reelworks.commands.main import app
-from reelworks.core import digests, storage
+from reelworks.core import digests, storage, system
 from reelworks.core.shape import Shape
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.loader.position import next_epoch
@@ -41,6 +42,7 @@ from reelworks.training.encoding import request_key, upkeep
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.encoding.precompute import reachable
 from reelworks.training.encoding.precompute.encode import Encoding, EncodingForecast
+from reelworks.training.encoding.precompute.encode_worker import Claims
 from reelworks.training.encoding.request_key import FileDigests
 from reelworks.training.encoding.stored_batches import StoredLatents
 from reelworks.training.plan import plan_forecast
@@ -100,6 +102,39 @@ def test_a_second_time_there_is_nothing_to_encode(recipe: dict[str, Any]) -> Non
     first = encode(recipe)
     assert (first.clips, first.captions) == (CLIPS, CLIPS)
     assert missing(recipe) == (0, 0)
+
+
+@pytest.fixture
+def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system without locks, as Lustre may be."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(system, "_lock", refuse)
+    monkeypatch.setattr(system, "unlock", refuse)
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_without_locks_all_is_encoded(recipe: dict[str, Any]) -> None:
+    assert encode(recipe).clips == CLIPS
+    assert encode(recipe).clips == 0
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_without_locks_processes_seldom_encode_the_same(tmp_path: Path) -> None:
+    """Each of four takes a part at a time that was not done when it looked."""
+    parts, done, taken = [digests.digest_json(i) for i in range(200)], set[str](), 0
+    queues = []
+    for _ in range(4):
+        with closing(Claims(tmp_path / "claims")) as claims:
+            queues.append(iter(list(claims.free(parts, str, busy := []))))
+            assert busy == []
+    while len(done) < len(parts):
+        now = [next((part for part in queue if part not in done), None) for queue in queues]
+        taken += sum(part is not None for part in now)
+        done |= {part for part in now if part is not None}
+    assert taken < 1.2 * len(parts)
 
 
 def test_the_forecast_is_the_size_on_disk(recipe: dict[str, Any]) -> None:

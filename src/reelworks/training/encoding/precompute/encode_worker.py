@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -29,6 +31,8 @@ from reelworks.training.encoding.request_key import TEXT, TEXTS, Wanted
 from reelworks.training.encoding.stored_batches import StoredLatents, latent_dtype
 
 _BEHIND = 8  # batches that may wait to be written
+_NO_PART = "0" * 12  # name by which nothing is claimed
+T = TypeVar("T")
 
 
 @dataclass
@@ -84,11 +88,8 @@ class EncodeWorker:
     def encode_captions(self, parts: Iterable[Sequence[str]], progress: Progress, report: Report) -> None:
         """Embed and store the captions of each part that no other process embeds; return when all are stored."""
         busy: list[Sequence[str]] = []
-        for part in parts:
-            if self._claims.take(digests.digest_json(part)):
-                self._encode_texts(part, progress, report)
-            else:
-                busy.append(part)
+        for part in self._claims.free(parts, digests.digest_json, busy):
+            self._encode_texts(part, progress, report)
         for part in busy:
             self._claims.take(digests.digest_json(part), wait=True)
             self._encode_texts(part, progress, report)
@@ -98,8 +99,7 @@ class EncodeWorker:
         if not self.source.keys.ids.text_sees_pictures:  # only one of the encoders is in memory at a time
             _drop(self._encoder.text_encoder)
         busy: list[Chunk] = []
-        free = (chunk for chunk in chunks if self._claims.take(chunk.name) or busy.append(chunk))  # type: ignore[func-returns-value]
-        self._stream(free, progress, report)
+        self._stream(self._claims.free(chunks, lambda chunk: chunk.name, busy), progress, report)
         for chunk in busy:  # one by one: who waits must not hold what another one waits for
             self._claims.take(chunk.name, wait=True)
             self._stream([chunk], progress, report)
@@ -221,12 +221,26 @@ def _drop(encoder: object) -> None:
 class Claims:
     """Claims of this process on parts of a job by name, as locks on bytes of a file: one process at a time holds each.
 
-    The system drops the locks of a process that dies, so that no claim outlives its holder.
+    The system drops the locks of a process that dies, so that no claim outlives its holder. On a file system without locks,
+    each process may take every part, in an order of its own: few are encoded twice then, and with equal results.
     """
 
     def __init__(self, path: Path) -> None:
         with files.writing("encode.folder", path.parent):
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | system.BINARY, 0o666)
+        self._own_order = ""  # which `take` sets where there are no locks
+        if self.take(_NO_PART):
+            self.release(_NO_PART)
+
+    def free(self, parts: Iterable[T], name: Callable[[T], str], busy: list[T]) -> Iterator[T]:
+        """Claim and yield parts one after another; those that other processes hold are added to `busy`."""
+        if self._own_order:
+            parts = sorted(parts, key=lambda part: digests.digest_json([self._own_order, name(part)]))
+        for part in parts:
+            if self.take(name(part)):
+                yield part
+            else:
+                busy.append(part)
 
     def take(self, name: str, *, wait: bool = False) -> bool:
         """Claim a part, and return whether that succeeded; with `wait`, wait for another process to release it."""
@@ -234,11 +248,14 @@ class Claims:
             system.lock(self._fd, wait=wait, at=_offset(name))
         except BlockingIOError:
             return False
+        except system.NoLocks:
+            self._own_order = self._own_order or uuid.uuid4().hex
         return True
 
     def release(self, name: str) -> None:
         """Release a part."""
-        system.unlock(self._fd, at=_offset(name))
+        if not self._own_order:
+            system.unlock(self._fd, at=_offset(name))
 
     def close(self) -> None:
         """Release all parts."""
