@@ -12,19 +12,18 @@ from reelworks.data.catalog.scan import journal, scan
 from reelworks.data.media import probe
 
 
-def main(data: str, catalog: str, opened: str) -> None:
-    noted = os.open(opened, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    journal._SECONDS_BETWEEN_WRITES = 0.0
-    real = probe.probe
-
-    def probed(path: Path) -> probe.Probe:
-        os.write(noted, f"{path.name}\n".encode())
-        time.sleep(0.003)  # so that there is time to be killed
-        return real(path)
-
-    probe.probe = probed
-    scan.scan_sources([Source("d", Path(data))], Path(catalog), workers=1)
+OPENED = os.open(sys.argv[3], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+REAL = probe.probe
 
 
+def probed(path: Path) -> probe.Probe:
+    """Note a file, and leave time to be killed."""
+    os.write(OPENED, f"{path.name}\n".encode())
+    time.sleep(0.003)
+    return REAL(path)
+
+
+probe.probe = probed  # also in processes of the scan, which import this module
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    journal._SECONDS_BETWEEN_WRITES = 0.0
+    scan.scan_sources([Source("d", Path(sys.argv[1]))], Path(sys.argv[2]), workers=1)

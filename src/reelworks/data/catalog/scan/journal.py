@@ -25,6 +25,7 @@ from reelworks.data.media.probe import MEASURES, VERSION, Probe
 
 NAME = "unfinished-scan.jsonl"
 _FORMAT = 2
+_STOPPED = b"\n"  # line of a scan that an error or a person has stopped
 _SECONDS_BETWEEN_WRITES = 1.0
 _BUFFER_BYTES = 1 << 20
 
@@ -39,23 +40,26 @@ class ScanJournal:
 
     Attributes:
         known: Number of findings that the journal had when it was opened.
-        is_left: Whether the last scan of the catalog did not end, for whatever reason.
+        died: Whether the process of the last scan died in it, of a decoder's crash or whatever else.
     """
 
     def __init__(self, folder: Path) -> None:
         """Open the journal in a catalog's folder, or begin one; what cannot be read of it is dropped."""
         self._path = folder / NAME
-        self.is_left = self._path.exists()
+        self.died = False
         keys, offsets, end = array("Q"), array("Q"), 0
         about = {"format": _FORMAT, "reader": VERSION, "measures": [*MEASURES, *ClipRange._fields]}
         header = json.dumps(about).encode() + b"\n"
         with suppress(FileNotFoundError), self._path.open("rb") as stored:
-            end = len(header) if stored.readline() == header else 0
+            first = stored.readline()
+            self.died, end = first in (b"", header), len(header) if first == header else 0
             for line in stored if end else ():
                 if not line.endswith(b"\n"):  # the scan was killed while it wrote
                     break
-                keys.append(int(line[:16], 16))
-                offsets.append(end)
+                if is_finding := line != _STOPPED:
+                    keys.append(int(line[:16], 16))
+                    offsets.append(end)
+                self.died = is_finding
                 end += len(line)
         unordered = np.array(keys, dtype=np.uint64)
         order = np.argsort(unordered, kind="stable")
@@ -110,7 +114,8 @@ class ScanJournal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Remove the journal of a scan that has ended well; else write what is left of it."""
+        """Remove the journal of a scan that has ended well; else write what is left of it, and that it was stopped."""
+        self._file.write(_STOPPED)
         self._file.close()
         self._reader.close()
         if kind is None:

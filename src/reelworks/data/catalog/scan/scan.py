@@ -131,8 +131,7 @@ def _scan(
             source.cut.startswith(clip_ranges.SCENES) and files.open.any()
             for source, files in zip(sources, listed, strict=True)
         )
-        # A decoder may have ended the scan that left a journal.
-        in_threads = not (finds_scenes or journal.is_left or update.crashes)
+        in_threads = not (finds_scenes or journal.died or update.crashes)
         examine_all = partial(_find_all, executor=executor, finds_scenes=finds_scenes, in_threads=in_threads)
         notes = _apply_all(update, listed, examine_all, on_progress, journal, engine)
         frame_index.write(catalog_path, update.frame_times)
@@ -202,8 +201,10 @@ def _find_all(
 ) -> Iterator[Finding]:
     """Yield the findings of all requests, in order; `to_open` is about the number of files, in threads only if they are few."""
     is_here = isinstance(executor, LocalExecutor)
-    in_threads = in_threads and is_here and to_open < PROCESSES_FROM
-    files_per_call = 1 if is_here and finds_scenes else _FILES_PER_CALL  # the scenes of one file take minutes to find
+    are_few = is_here and to_open < PROCESSES_FROM
+    in_threads = in_threads and are_few
+    # The scenes of one file take minutes to find.
+    files_per_call = 1 if are_few or (is_here and finds_scenes) else _FILES_PER_CALL
     return probe_pool.map_ordered(
         examine if is_here else examine_on_node,
         requests,
