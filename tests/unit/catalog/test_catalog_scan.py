@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tarfile
+import time
 from pathlib import Path
 
 import catalog_crash
@@ -11,6 +12,7 @@ import media_makers as media
 import numpy as np
 import places
 import pytest
+from killed_scans import write_pictures
 
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.config import Source
@@ -96,6 +98,16 @@ def test_unchanged_files_are_not_opened_and_nothing_is_written(
     assert (result.bad, result.version) == (1, 1)
     assert probed == []
     assert written == {file: file.stat().st_mtime_ns for file in target.iterdir() if file.name != ".lock"}
+
+
+def test_a_scan_that_finds_no_change_takes_less_than_the_first(tmp_path: Path, target: Path) -> None:
+    """Less of the processor's time, which others do not take; also where captions are in files, which are read again."""
+    folder, seconds = write_pictures(tmp_path / "many", 200), []
+    for _ in range(2):
+        began = time.process_time()
+        run(folder, target)
+        seconds.append(time.process_time() - began)
+    assert seconds[1] < seconds[0]
 
 
 @pytest.mark.parametrize("cut", ["", "0.1s"])

@@ -229,12 +229,13 @@ class Update:
             self.new += 1
             return False
         self._listed[position] = True
-        now, row = self._listed_values(listed, number), self._live.take(np.array([position])).to_table().to_pylist()[0]
-        values = values | {SCORE + name: now[SCORE + name] for name in self._of_lists[listed.dataset]}
-        is_same = all(row.get(name) == value for name, value in values.items())
+        now = self._listed_values(listed, number)
+        of_list = (SCORE + name for name in self._of_lists[listed.dataset])
+        values = values | {name: now[name] for name in of_list}
+        is_same = all(self._live.value(name, position) == value for name, value in values.items())
         self.unchanged += is_same
         self.changed += not is_same
-        stays = is_same and all(row[name] == now[name] for name in STATE)
+        stays = is_same and all(self._live.value(name, position) == now[name] for name in STATE)
         self.replaced[position] = not stays
         return stays
 

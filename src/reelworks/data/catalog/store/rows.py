@@ -138,6 +138,13 @@ class CatalogRows:
             known = self.__dict__[name] = self._whole(name)
         return known
 
+    def value(self, name: str, index: int) -> Any:
+        """Return a value of a row, None for a missing one, from a column that stays in memory from now on."""
+        if name.startswith(SCORE) and name.removeprefix(SCORE) not in self.scores:
+            return None
+        value = self.column(name)[index]
+        return value.as_py() if schema.is_text(name) else None if np.isnan(value) else value
+
     def release(self, *names: str) -> None:
         """Unmap columns that are mapped, until they are used again; others stay in memory."""
         for name in names if self._kept is not None else ():
