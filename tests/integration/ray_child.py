@@ -15,25 +15,27 @@ from reelworks.data.catalog.scan.examine import FileRequest, Finding
 DEADLY = "deadly"
 
 
-def examine_unless_deadly(order: FileRequest) -> Finding:
+def examine_unless_deadly(orders: list[FileRequest]) -> list[Finding]:
     """Die on some files, as a decoder does on a segmentation fault."""
-    if DEADLY in str(order.file):
+    if DEADLY in str(orders[0].file):
         os._exit(139)
-    return examine.examine_on_node(order)
+    return examine.examine_on_node(orders)
 
 
-def examine_and_note(order: FileRequest) -> Finding:
+def examine_and_note(orders: list[FileRequest]) -> list[Finding]:
     """Note each file that is opened beside the folder."""
-    if order.open:
-        with Path(order.file).parent.with_name("opened").open("a", encoding="utf-8") as noted:
-            noted.write(f"{order.file}\n")
+    if orders[0].open:
+        with Path(orders[0].file).parent.with_name("opened").open("a", encoding="utf-8") as noted:
+            noted.write(f"{orders[0].file}\n")
         time.sleep(0.01)  # so that there is time to be killed
-    return examine.examine(order)
+    return examine.examine(orders)
 
 
-def elsewhere(order: FileRequest) -> Finding:
+def elsewhere(orders: list[FileRequest]) -> list[Finding]:
     """Examine as on a node that has no such folder."""
-    return examine.examine_on_node(order._replace(file=Path("/elsewhere") / Path(order.file).name))
+    return examine.examine_on_node(
+        [order._replace(file=Path("/elsewhere") / Path(order.file).name) for order in orders]
+    )
 
 
 def refuse(value: int) -> None:

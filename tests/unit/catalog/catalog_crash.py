@@ -27,20 +27,20 @@ def minus_one(value: int, reason: str) -> int:
     return -1
 
 
-def examine_unless_endless(request: Any) -> Any:
+def examine_unless_endless(requests: Any) -> Any:
     """Examine a file, and never return from native code for a.png, which holds Python's lock meanwhile."""
     from reelworks.data.catalog.scan.examine import examine
 
-    if request.file.name == "a.png":
+    if requests[0].file.name == "a.png":
         ctypes.PyDLL(None).sleep(1000)
-    return examine(request)
+    return examine(requests)
 
 
-def examine_unless_deadly(request: Any) -> Any:
+def examine_unless_deadly(requests: Any) -> Any:
     """Examine a file, and die on a.png as a decoder does on a segmentation fault."""
     from reelworks.data.catalog.scan.examine import examine
 
-    if request.file.name == "a.png":
+    if requests[0].file.name == "a.png":
         assert multiprocessing.parent_process() is not None, "the scan itself would die"
         os._exit(139)
-    return examine(request)
+    return examine(requests)

@@ -11,7 +11,6 @@ from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.scan import journal, scan
 from reelworks.data.media import probe
 
-
 OPENED = os.open(sys.argv[3], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 REAL = probe.probe
 

@@ -276,7 +276,9 @@ def test_a_scan_finds_where_members_are_though_size_and_time_of_their_archive_ar
     clips = {f"{n}.mp4": media.write_video(tmp_path / f"{n}.mp4", num_frames=n).read_bytes() for n in (5, 9, 14)}
     most = max(map(len, clips.values())) + 8
     sizes = {name: most - len(data) for name, data in clips.items()}
-    clips = {name: data + sizes[name].to_bytes(4, "big") + b"free" + bytes(sizes[name] - 8) for name, data in clips.items()}
+    clips = {
+        name: data + sizes[name].to_bytes(4, "big") + b"free" + bytes(sizes[name] - 8) for name, data in clips.items()
+    }
     (tmp_path / "meta.csv").write_text("path,text\n" + "".join(f"a.tar/{n},{n}\n" for n in clips), encoding="utf-8")
     source = Source.from_path(tmp_path / "meta.csv", "d", root=shards) if how == "list" else Source("d", shards)
     source = replace(source, cut="0.25s" if how == "cut" else "")

@@ -307,9 +307,9 @@ def test_scans_after_a_crash_name_the_file_and_find_all_others(
 def test_a_large_file_has_more_time() -> None:
     film = examine.FileRequest(Path("x.mp4"), 0, True, "", size_bytes=10**9)
     assert examine.most_seconds([]) == 120.0
-    assert examine.most_seconds([film]) == 4120.0
-    assert examine.most_seconds([film, film._replace(open=False)]) == 4120.0
-    assert examine.most_seconds([film, film._replace(cut="scenes")]) == 44120.0
+    assert examine.most_seconds([[film]]) == 4120.0
+    assert examine.most_seconds([[film], [film._replace(open=False)]]) == 4120.0
+    assert examine.most_seconds([[film, film._replace(cut="scenes")]]) == 44120.0
 
 
 @pytest.mark.slow

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from reelworks.data.loader import decode_requests
 from reelworks.data.loader.catalog_view import companion_sources
 from reelworks.data.loader.data_spec import DataSpec
 from reelworks.data.loader.dataset import Dataset
-from reelworks.data.media import decode, frame_times, probe, scenes
+from reelworks.data.media import decode, frame_times, location, probe, scenes
 from reelworks.data.media.config import DataConfig
 from reelworks.data.media.decode import MediaError, Request, load
 from reelworks.data.media.frame_index import FrameIndex
@@ -182,14 +184,20 @@ def test_a_list_gives_ranges_with_captions_of_their_own(footage: Path, tmp_path:
 def test_a_file_is_opened_once_for_all_ranges_of_a_list(
     footage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whatever their order."""
     folder = shutil.copytree(footage, tmp_path / "films")
-    probed: list[Path] = []
-    measure = probe.probe
-    monkeypatch.setattr(probe, "probe", lambda path: probed.append(path) or measure(path))
-    _, rows = listed(folder, [{"path": "vp9.webm", "start_frame": i, "end_frame": i + 9} for i in range(20)])
-    assert len(rows) == 20
-    assert len(set(rows.fingerprint.to_pylist())) == 1
-    assert probed == [folder / "vp9.webm"]
+    opened = Counter[tuple[str, str]]()
+    for module, name in ((probe, "probe"), (frame_times, "read"), (location, "fingerprint")):
+        noted = partial(
+            lambda name, read, path: opened.update([(name, path.name)]) or read(path), name, getattr(module, name)
+        )
+        monkeypatch.setattr(module, name, noted)
+    films = ("vp9.webm", "b-frames.mp4", "old.avi")
+    lines = [{"path": film, "start_frame": i, "end_frame": i + 9} for i in range(20) for film in films]
+    _, rows = listed(folder, lines)
+    assert len(rows) == len(lines)
+    assert len(set(rows.fingerprint.to_pylist())) == len(films)
+    assert opened == Counter((name, film) for name in ("probe", "read", "fingerprint") for film in films)
 
 
 def test_a_list_may_give_seconds(footage: Path, tmp_path: Path) -> None:

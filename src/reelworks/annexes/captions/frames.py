@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from reelworks.annexes.captions.clips import CaptionClip
 from reelworks.core import retry
 from reelworks.core.shape import Shape
 from reelworks.data.catalog.scan import clip_ranges
-from reelworks.data.media import decode, location, probe
+from reelworks.data.media import decode, frame_times, location, probe
 from reelworks.data.media.decode import MediaError, Request
 from reelworks.data.media.formats import ProbeError
 
@@ -45,7 +46,7 @@ def read(clip: CaptionClip, count: int, most_px: int) -> Shown:
         facts = probe.probe(path)
         first, total = 0, facts.num_frames
         if clip.range:
-            (found,) = clip_ranges.find(path, "list", clip.range)
+            (found,) = clip_ranges.find(path, "list", clip.range, partial(frame_times.read, path))
             first, total = found.first_frame, found.num_frames
         taken = min(count, total)
         scale = min(most_px / max(facts.height, facts.width), 1.0)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from collections.abc import Callable
 from fractions import Fraction
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from reelworks.data.catalog.scan.source_files import STATE, Listing
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.schema import as_numpy
-from reelworks.data.media import frame_times, location, probe, scenes
+from reelworks.data.media import probe, scenes
 from reelworks.data.media.formats import ProbeError, kind_of
 from reelworks.data.media.frame_times import FrameTimes
 from reelworks.data.media.location import MediaPath
@@ -76,11 +76,11 @@ def expand(files: Listing, live: CatalogRows, dataset: str, cut: str) -> Listing
     return Listing(entries, captions, {name: score[number] for name, score in files.scores.items()}, files.note)
 
 
-def find(path: MediaPath, cut: str, clip: str) -> tuple[ClipRange, ...]:
+def find(path: MediaPath, cut: str, clip: str, read_times: Callable[[], FrameTimes]) -> tuple[ClipRange, ...]:
     """Return the clips of a video: the one with the text `clip`, or else all; raise `ProbeError` if it has no such."""
     if kind_of(path.name) != "video":
         raise ProbeError("a picture has no range of frames; convert an animated one to MP4 to cut it")
-    times = frame_times_of(path)
+    times = read_times()
     if clip:
         return (_measured(times, *_listed(times, clip)),)
     *found, length = ["", *cut.split()] if not cut.endswith(SCENES) else [cut, ""]
@@ -88,16 +88,6 @@ def find(path: MediaPath, cut: str, clip: str) -> tuple[ClipRange, ...]:
     if length:
         ranges = [piece for start, end in ranges for piece in pieces(times, start, end, float(length.rstrip("s")))]
     return tuple(_measured(times, start, end) for start, end in ranges)
-
-
-def frame_times_of(path: MediaPath) -> FrameTimes:
-    """Read the frame times of a file; those of the last files are remembered."""
-    return _times(path, location.stamp(path))
-
-
-@lru_cache(maxsize=2)  # rows of a list often name one file after another
-def _times(path: MediaPath, stamp: tuple[int, int]) -> FrameTimes:
-    return frame_times.read(path)
 
 
 def pieces(times: FrameTimes, start: int, end: int, seconds: float) -> list[tuple[int, int]]:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 from reelworks.data.catalog.scan import caption_texts, clip_ranges
 from reelworks.data.catalog.scan.caption_names import NO_FILES, CaptionFiles
 from reelworks.data.catalog.scan.caption_texts import Unsettled
 from reelworks.data.catalog.scan.clip_ranges import ClipRange
-from reelworks.data.media import frame_index, location, probe
+from reelworks.data.media import frame_index, frame_times, location, probe
 from reelworks.data.media.formats import ProbeError, kind_of
 from reelworks.data.media.frame_index import PackedTimes
 from reelworks.data.media.location import MediaPath
 
-T = TypeVar("T")
+_Once = Callable[[Callable[[MediaPath], Any], MediaPath], Any]
 # Far above what healthy files take on a slow disk that many processes share; scenes are found by a network.
 _SECONDS, _SECONDS_PER_BYTE, _TIMES_FOR_SCENES = 120.0, 4e-6, 10
 
@@ -30,7 +30,7 @@ class FileRequest(NamedTuple):
     known: str  # fingerprint of the content at the last scan, which need not be measured again
     problem: str | None = None  # found by the listing; the file is then not opened
     stated: probe.Probe | None = None  # measures of a trusted list
-    state: str = ""  # text of what the file is known by; the fingerprint in place of the content's if measures are `stated`
+    state: str = ""  # text of what the file is known by; its fingerprint if measures are `stated`
     cut: str = ""  # how to cut the file into clips
     clip: str = ""  # text of the only clip that is wanted of it; "" for all
     size_bytes: int = 0
@@ -43,13 +43,21 @@ class Finding(NamedTuple):
     fingerprint: str | None  # fingerprint of the content; None if the file was not opened, "" if it could not be read
     probe: probe.Probe | None = None  # measures; None if the content is known, or after an error
     error: str | None = None  # why the file cannot be trained on; only for files that were opened
-    times: PackedTimes | None = None  # frame times of a long video
+    times: PackedTimes | None = None  # frame times of a long video, in the first finding of its clips
     clips: tuple[ClipRange, ...] = ()  # ranges that are clips of their own; none for a whole file
     missing_on: str = ""  # name of the node of a cluster that does not see the file
 
 
-def examine(request: FileRequest) -> Finding:
-    """Examine one file; any problem with it becomes `Finding.error`."""
+def examine(requests: Sequence[FileRequest]) -> list[Finding]:
+    """Examine one file for each of its clips that are wanted; any problem with it becomes `Finding.error`."""
+    once: _Once = lru_cache(maxsize=None)(lambda measure, path: measure(path))
+    packed = lru_cache(maxsize=None)(lambda path: frame_index.pack(once(frame_times.read, path)))
+    found = [_examine(request, once, packed) for request in requests]
+    first = next((i for i, finding in enumerate(found) if finding.times is not None), 0)
+    return [finding if i <= first else finding._replace(times=None) for i, finding in enumerate(found)]
+
+
+def _examine(request: FileRequest, once: _Once, packed: Callable[[MediaPath], PackedTimes | None]) -> Finding:
     if request.problem is not None:
         return Finding(None, "", error=request.problem)
     try:
@@ -58,51 +66,43 @@ def examine(request: FileRequest) -> Finding:
         if request.open and request.stated is not None:
             return Finding(caption, request.state, request.stated)
         path = location.local(request.file) if request.open else request.file
-        fingerprint = _of_file(location.fingerprint, path, request) if request.open else None
+        fingerprint = once(location.fingerprint, path) if request.open else None
     except OSError as error:
         return Finding(None, "", error=f"cannot be read: {error.strerror or error}")
     if fingerprint is None or fingerprint == request.known:
         return Finding(caption, fingerprint)
     try:
-        measured = _of_file(probe.probe, path, request)
+        measured = once(probe.probe, path)
         long = measured.duration_seconds >= frame_index.FROM_SECONDS and measured.kind == kind_of(path.name)
-        times = frame_index.pack(clip_ranges.frame_times_of(path)) if long else None
-        clips = clip_ranges.find(path, request.cut, request.clip) if request.cut else ()
+        times = packed(path) if long else None
+        read_times = partial(once, frame_times.read, path)
+        clips = clip_ranges.find(path, request.cut, request.clip, read_times) if request.cut else ()
         return Finding(caption, fingerprint, measured, times=times, clips=clips)
     except ProbeError as error:
         lasts = not isinstance(error.__cause__, ImportError)  # a package may be installed later
         return Finding(caption, fingerprint if lasts else "", error=str(error))
 
 
-def _of_file(measure: Callable[[MediaPath], T], path: MediaPath, request: FileRequest) -> T:
-    """Measure the file of a request; of a list's ranges of one file, which follow each other, only the first does it."""
-    if not request.clip:
-        return measure(path)
-    result: T = _remembered(measure, path, location.stamp(path))
-    return result
-
-
-@lru_cache(maxsize=4)
-def _remembered(measure: Callable[[MediaPath], Any], path: MediaPath, stamp: tuple[int, int]) -> Any:
-    return measure(path)
-
-
-def examine_on_node(request: FileRequest) -> Finding:
+def examine_on_node(requests: Sequence[FileRequest]) -> list[Finding]:
     """Examine one file on a node of a cluster, which may not see the files that the listing has found."""
-    finding = examine(request)
-    unseen = finding.fingerprint == "" and request.problem is None and location.is_missing(request.file)
-    return finding._replace(missing_on=socket.gethostname()) if unseen else finding
+
+    def named(request: FileRequest, finding: Finding) -> Finding:
+        unseen = finding.fingerprint == "" and request.problem is None and location.is_missing(request.file)
+        return finding._replace(missing_on=socket.gethostname()) if unseen else finding
+
+    return list(map(named, requests, examine(requests)))
 
 
-def failed(request: FileRequest, reason: str) -> Finding:
-    """Return the result for a file on which the decoder crashed or hung; the next scan examines it again."""
-    return Finding(None, "", error=reason)
+def failed(requests: Sequence[FileRequest], reason: str) -> list[Finding]:
+    """Return the results for a file on which the decoder crashed or hung; the next scan examines it again."""
+    return [Finding(None, "", error=reason)] * len(requests)
 
 
-def most_seconds(requests: Sequence[FileRequest]) -> float:
+def most_seconds(files: Sequence[Sequence[FileRequest]]) -> float:
     """Return how long the examination of these files may take before it counts as hung."""
     return _SECONDS + _SECONDS_PER_BYTE * sum(
         request.size_bytes * (_TIMES_FOR_SCENES if request.cut.startswith(clip_ranges.SCENES) else 1)
+        for requests in files
         for request in requests
         if request.open
     )

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -205,15 +206,16 @@ def _find_all(
     in_threads = in_threads and are_few
     # The scenes of one file take minutes to find.
     files_per_call = 1 if are_few or (is_here and finds_scenes) else _FILES_PER_CALL
-    return probe_pool.map_ordered(
+    found = probe_pool.map_ordered(
         examine if is_here else examine_on_node,
-        requests,
+        (list(of_file) for _, of_file in itertools.groupby(requests, key=attrgetter("file"))),
         workers=executor.calls_at_once,
         processes=None if in_threads else executor.pool(),
         failed=failed,
         most_seconds=most_seconds,
         chunk_size=_FILES_PER_THREAD if in_threads else files_per_call,
     )
+    return itertools.chain.from_iterable(found)
 
 
 def unseen(file: MediaPath, node: str, engine: str) -> UserError:

@@ -163,9 +163,11 @@ class Update:
             self.changed += len(differs)
 
     def tasks(self, listed: Listed) -> Iterator[Task]:
-        """Yield the files to examine one by one, since ten million tasks would take too much memory."""
-        read_captions = listed.files.captions is None
-        for i in np.flatnonzero(listed.look).tolist():
+        """Yield the files to examine one by one, since ten million tasks would take too much memory; the clips of one together."""
+        read_captions, numbers = listed.files.captions is None, np.flatnonzero(listed.look)
+        words = hash_rng.text_words([listed.files.entries[i].path for i in numbers.tolist()])
+        _, first, of_number = np.unique(words, return_index=True, return_inverse=True)
+        for i in numbers[np.argsort(first[of_number], kind="stable")].tolist():
             entry, position = listed.files.entries[i], int(listed.position[i])
             opened = bool(listed.open[i])
             # A clip, a file that was cut before, and what an earlier version measured is measured even if its content is known.
