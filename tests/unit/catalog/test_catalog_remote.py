@@ -16,6 +16,7 @@ import media_makers as media
 import numpy as np
 import pytest
 import s3_server
+import s3fs.core
 from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 from refused import refused
@@ -24,7 +25,8 @@ from reelworks.core import retry
 from reelworks.core.file_cache import FileCache
 from reelworks.core.shape import Shape
 from reelworks.data.catalog.config import Source
-from reelworks.data.catalog.scan.remote import list_address
+from reelworks.data.catalog.scan.archive import list_archive
+from reelworks.data.catalog.scan.remote import list_address, look_up
 from reelworks.data.catalog.scan.scan import ScanResult, scan_sources
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.store import Catalog
@@ -124,6 +126,49 @@ def test_a_list_in_a_bucket_names_files_beside_it(files: Path, cache: Path, tmp_
     }
 
 
+def test_of_an_archive_little_more_than_headers_is_read_and_once_for_its_version(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, fetch = list[int](), s3fs.core._fetch_range
+
+    def noted(*given: Any, **options: Any) -> bytes:
+        data: bytes = fetch(*given, **options)
+        read.append(len(data))
+        return data
+
+    monkeypatch.setattr(s3fs.core, "_fetch_range", noted)
+    fs, _ = location.filesystem("s3://shards")
+    fs.mkdir("shards")
+    for names in (("a", "b", "c"), ("c", "a")):
+        with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+            for name in names:
+                (tmp_path / "film").write_bytes(bytes(4 << 20))
+                archive.add(tmp_path / "film", f"{name}, a film.mp4")
+                archive.add(tmp_path, f"folder of {name}", recursive=False)
+        expected = [file._replace(mtime_ns=0) for file in list_archive("x.tar", tmp_path / "x.tar")]
+        fs.put_file(str(tmp_path / "x.tar"), "shards/x.tar")
+        for most in ((tmp_path / "x.tar").stat().st_size // 4, 0):
+            read.clear()
+            listed = list_address("d", "s3://shards").entries
+            assert [file._replace(mtime_ns=0) for file in listed] == expected
+            assert sum(read) <= most
+
+
+def test_a_web_server_is_asked_for_several_files_at_once(cache: Path, tmp_path: Path) -> None:
+    both = threading.Barrier(2, timeout=5)
+
+    class Handler(_Quiet):
+        def do_HEAD(self) -> None:
+            both.wait()
+            super().do_HEAD()
+
+    for name in "abcd":
+        media.write_picture(tmp_path / f"{name}.png")
+    with web_server(tmp_path, Handler) as root:
+        files = look_up("d", root, [f"{name}.png" for name in "abcd"])
+    assert ([file.problem for file in files], both.broken) == ([None] * 4, False)
+
+
 def test_a_bucket_that_goes_away(files: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clips without a copy fail by name; a scan is refused, and its catalog stays as it was."""
     url = upload(files, "three")
@@ -174,8 +219,8 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def web_server(folder: Path) -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder))) as server:
+def web_server(folder: Path, handler: type[_Quiet] = _Quiet) -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()

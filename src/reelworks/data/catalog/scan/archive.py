@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from reelworks.core import user_files
 from reelworks.data.catalog.scan import caption_names
@@ -50,22 +50,43 @@ def list_archive(path: str, file: Path, sidecars: Counter[str] | None = None) ->
     try:
         with user_files.opened(file) as opened:
             changed_ns = location.changed_ns(os.fstat(opened.fileno()))
-            yield from members(path, changed_ns, opened, Counter() if sidecars is None else sidecars)
+            yield from members(path, changed_ns, read(opened), Counter() if sidecars is None else sidecars)
     except OSError as error:
         yield SourceFile(path, problem=f"cannot be read: {error.strerror}")
 
 
-def members(path: str, changed_ns: int, file: BinaryIO, sidecars: Counter[str]) -> list[SourceFile]:
-    """List the media members of an open archive, and the archive itself with the reason why what follows them is not read.
+class MemberHeader(NamedTuple):
+    """Header of a member, without what is not read of it."""
 
-    Sidecars are counted by suffix. Of members of the same name, the last one counts, as where the archive is unpacked.
+    name: str
+    size: int
+    start: int  # first byte of its content in the archive
+    kind: str  # "file", "folder", "link" to the content of another member, or "" for what is not read
+    link: str  # name of that member
+
+
+class ArchiveHeaders(NamedTuple):
+    """The headers of an archive, and why what follows them is not read; "" if it is read to its end."""
+
+    headers: list[MemberHeader]
+    damage: str = ""
+
+
+def _header(member: tarfile.TarInfo) -> MemberHeader:
+    is_whole = member.isreg() and not member.issparse()
+    kind = "file" if is_whole else "folder" if member.isdir() else "link" if member.islnk() else ""
+    return MemberHeader(member.name, member.size, member.offset_data, kind, member.linkname)
+
+
+def read(file: BinaryIO) -> ArchiveHeaders:
+    """Read the headers of an open archive.
 
     Raises:
         OSError: It cannot be read.
     """
-    found, damage = list[tarfile.TarInfo](), list[SourceFile]()
+    found = list[MemberHeader]()
     try:
-        found.extend(_headers(file))  # keeps those before an error
+        found.extend(map(_header, _headers(file)))  # keeps those before an error
     except OSError:
         raise
     except Exception as error:  # tarfile raises nearly anything on odd headers
@@ -74,8 +95,8 @@ def members(path: str, changed_ns: int, file: BinaryIO, sidecars: Counter[str]) 
         if not found and file.seek(0) == 0 and file.read(4).startswith(_COMPRESSED):
             reason = "it is compressed, so clips cannot be read in place; unpack it"
         what = f"damaged, and not read behind {found[-1].name!r}" if found else "not a tar archive"
-        damage.append(SourceFile(path, problem=f"{what}: {reason}"))
-    return _members(path, changed_ns, found, sidecars) + damage
+        return ArchiveHeaders(found, f"{what}: {reason}")
+    return ArchiveHeaders(found)
 
 
 def _headers(file: BinaryIO) -> Iterator[tarfile.TarInfo]:
@@ -101,17 +122,19 @@ def _headers(file: BinaryIO) -> Iterator[tarfile.TarInfo]:
             )
 
 
-def _members(
-    archive_path: str, changed_ns: int, found: list[tarfile.TarInfo], sidecars: Counter[str]
-) -> list[SourceFile]:
-    folders, order = dict[str, dict[str, tarfile.TarInfo]](), dict[str, tarfile.TarInfo]()
-    contents = dict[str, tarfile.TarInfo]()
-    for each in found:
+def members(archive_path: str, changed_ns: int, contents: ArchiveHeaders, sidecars: Counter[str]) -> list[SourceFile]:
+    """List the media members of an archive, and the archive itself with the reason why what follows them is not read.
+
+    Sidecars are counted by suffix. Of members of the same name, the last one counts, as where the archive is unpacked.
+    """
+    folders, order = dict[str, dict[str, MemberHeader]](), dict[str, MemberHeader]()
+    contents_of = dict[str, MemberHeader]()
+    for each in contents.headers:
         folder, name = posixpath.split(path := posixpath.normpath(each.name))
         # A hard link has the content that the member it names had until then.
-        member = contents.get(posixpath.normpath(each.linkname), each) if each.islnk() else each
-        contents[path] = member
-        if member.isdir():
+        member = contents_of.get(posixpath.normpath(each.link), each) if each.kind == "link" else each
+        contents_of[path] = member
+        if member.kind == "folder":
             continue
         suffix = formats.extension_of(name)
         if suffix in SUFFIXES:
@@ -123,13 +146,14 @@ def _members(
             order[path] = folders.setdefault(folder, {})[name] = member
     captions = {folder: _Captions(inside) for folder, inside in folders.items()}
     listed = (_member(path, member, captions) for path, member in order.items())
-    return [one._replace(path=f"{archive_path}/{one.path}", mtime_ns=changed_ns) for one in listed]
+    damage = [SourceFile(archive_path, problem=contents.damage)] if contents.damage else []
+    return [one._replace(path=f"{archive_path}/{one.path}", mtime_ns=changed_ns) for one in listed] + damage
 
 
 class _Captions:
     """The captions in one folder of an archive."""
 
-    def __init__(self, members: dict[str, tarfile.TarInfo]) -> None:
+    def __init__(self, members: dict[str, MemberHeader]) -> None:
         self._members, self._names = members, CaptionNames(members, SUFFIXES)
         self._clips, self._captions = Counter[str](), dict[str, set[str]]()
         for name in members:
@@ -154,24 +178,23 @@ class _Captions:
 
     def _range(self, name: str) -> Range:
         member = self._members[name]
-        is_whole = member.isreg() and not member.issparse()
-        return Range(member.offset_data if is_whole else -1, member.size, name)
+        return Range(member.start if member.kind == "file" else -1, member.size, name)
 
 
-def _member(name: str, member: tarfile.TarInfo, captions: dict[str, _Captions]) -> SourceFile:
+def _member(name: str, member: MemberHeader, captions: dict[str, _Captions]) -> SourceFile:
     if name == ".." or name.startswith(("/", "../")):
         readable = name.lstrip("/").replace("../", "")
         return SourceFile(readable, problem=f"the archive names it {member.name!r}, outside of its own folder")
     if formats.kind_of(name) is None and not formats.is_sound(name):
         return SourceFile(name, problem=formats.why_not_read(name))
-    if not member.isreg() or member.issparse():
+    if member.kind != "file":
         return SourceFile(name, problem="not a regular file in the archive")
     if formats.is_sound(name):
-        return SourceFile(name, member.size, 0, formats.why_not_read(name), member.offset_data)
+        return SourceFile(name, member.size, 0, formats.why_not_read(name), member.start)
     found = captions[posixpath.dirname(name)].files_of(posixpath.basename(name))
     if any(isinstance(one, Range) and one.start < 0 for one in (*found.read, *found.rivals)):
         return SourceFile(name, problem="its caption is not a regular file in the archive")
-    return SourceFile(name, member.size, start=member.offset_data, captions=found)
+    return SourceFile(name, member.size, start=member.start, captions=found)
 
 
 class Archives:

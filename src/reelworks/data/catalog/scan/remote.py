@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import posixpath
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from reelworks.core import user_files
+from reelworks.core import digests, user_files
 from reelworks.core.errors import UserError
+from reelworks.core.file_cache import FileCache
 from reelworks.data.catalog.scan import archive
 from reelworks.data.catalog.scan.caption_names import SUFFIXES, CaptionNames
 from reelworks.data.catalog.scan.source_files import (
@@ -28,6 +32,8 @@ from reelworks.data.media.location import Location, MediaPath
 
 # Ends of empty objects that consoles and Hadoop write so that a bucket has a folder.
 _FOLDER_MARKERS = ("/", "_$folder$")
+_READ_AHEAD_BYTES = 1 << 18
+_AT_ONCE = 16  # questions to a storage, whose answers take longer to come than to make
 
 
 def list_address(name: str, url: str) -> Listing:
@@ -92,10 +98,26 @@ def _file(fs: Any, full: str, path: str, listed: dict[str, Any] | None, names: C
 def _members(fs: Any, full: str, path: str, info: dict[str, Any], sidecars: Counter[str]) -> list[SourceFile]:
     try:
         info = location.remote_info(fs, full, info)
-        with location.reached(), fs.open(full, "rb") as file:
-            return archive.members(path, location.version_of(info), file, sidecars)
+        return archive.members(path, location.version_of(info), _contents(fs, full, info), sidecars)
     except OSError as error:
         return [_unreadable(path, error)]
+
+
+def _contents(fs: Any, full: str, info: dict[str, Any]) -> archive.ArchiveHeaders:
+    """Read the headers of an archive, or what is kept of them for its version."""
+
+    def fetch(target: Path) -> None:
+        # Of large members, little more than the headers is read; small ones are not worth a request for each.
+        with location.reached(), fs.open(full, "rb", block_size=_READ_AHEAD_BYTES) as file:
+            target.write_text(json.dumps(archive.read(file)), encoding="utf-8")
+
+    version = location.version_of(info)
+    key = digests.digest_json(["headers", str(fs.unstrip_protocol(full)), info.get("size"), version])
+    kept = FileCache.from_environment().get(f"{key}.json", fetch)
+    headers, damage = json.loads(kept.read_text(encoding="utf-8"))
+    if damage or not version:  # which may be otherwise the next time
+        kept.unlink(missing_ok=True)
+    return archive.ArchiveHeaders([archive.MemberHeader(*header) for header in headers], damage)
 
 
 def look_up(name: str, url: str, paths: Sequence[str]) -> list[SourceFile]:
@@ -124,15 +146,21 @@ def look_up(name: str, url: str, paths: Sequence[str]) -> list[SourceFile]:
     def entry(path: str) -> SourceFile:
         if formats.kind_of(path) is None:
             return SourceFile(path, problem=formats.why_not_read(path))
+        inside = archives.member(path)
+        if inside is not None and inside.problem is None:
+            return inside
         try:
             info = info_of(path)
         except OSError as error:
             return _unreadable(path, error)
         if info is None:
-            return archives.member(path) or SourceFile(path, problem=NO_FILE)
+            return inside or SourceFile(path, problem=NO_FILE)
         return _file(fs, prefix + path, path, info, names)
 
-    return [entry(path) for path in paths]
+    for path in paths:  # so that each archive is read once, and its members are not asked for
+        archives.member(path)
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        return list(threads.map(entry, paths))
 
 
 def current(file: MediaPath) -> MediaPath:
