@@ -26,6 +26,7 @@ from reelworks.core import launcher, system
 from reelworks.core.errors import UserError
 
 _POLL_SECONDS = 0.05
+_CONNECT_SECONDS = 0.5  # between tries to connect
 # Time for the others to read a verdict that ends rank 0, and with it perhaps the store.
 _READING_SECONDS = 1.0
 # The others wait for longer than rank 0, so that it is rank 0 who says which ranks are missing.
@@ -72,8 +73,10 @@ def _connect(rank: int, join_seconds: float) -> TCPStore:
     # torch for Windows is built without libuv.
     how = {"wait_for_workers": False, "multi_tenant": True, "use_libuv": not system.WINDOWS}
     try:
+        if not hosts:
+            _await(address, port, join_seconds)
         return TCPStore(address, port, None, hosts, timedelta(seconds=join_seconds), **how)
-    except (dist.DistNetworkError, dist.DistStoreError) as error:
+    except (dist.DistNetworkError, dist.DistStoreError, OSError) as error:
         raise UserError(
             f"rank {rank} on {socket.gethostname()} cannot "
             + ("listen there" if hosts else f"reach rank 0 there within {join_seconds:g} s"),
@@ -84,6 +87,19 @@ def _connect(rank: int, join_seconds: float) -> TCPStore:
             if hosts
             else "start rank 0 too, and give all ranks the address of its machine and a port that is open to them",
         ) from error
+
+
+def _await(address: str, port: int, join_seconds: float) -> None:
+    """Wait until somebody listens there, or raise `OSError`; a store would wait for twice as long."""
+    deadline = time.monotonic() + join_seconds
+    while True:
+        try:
+            with socket.create_connection((address, port), max(deadline - time.monotonic(), _POLL_SECONDS)):
+                return
+        except OSError:
+            if (left := deadline - time.monotonic()) <= 0:
+                raise
+            time.sleep(min(_CONNECT_SECONDS, left))
 
 
 def _collect(store: TCPStore, token: str, size: int, mine: Facts, join_seconds: float) -> tuple[str, str] | None:
