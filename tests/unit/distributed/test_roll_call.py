@@ -94,7 +94,7 @@ def test_a_rank_0_that_is_not_there_is_told_with_its_address(monkeypatch: pytest
     began = time.monotonic()
     with pytest.raises(UserError, match=r"rank 1 on .* cannot reach rank 0 there within 0.8 s") as caught:
         roll_call.hold(1, 2, {}, 0.8)
-    assert 0.8 <= time.monotonic() - began < 1.3
+    assert 0.8 <= time.monotonic() - began < 1.5
     assert (caught.value.code, caught.value.value) == ("rank-0-unreachable", "127.0.0.1:9")
 
 

@@ -90,16 +90,15 @@ def _connect(rank: int, join_seconds: float) -> TCPStore:
 
 
 def _await(address: str, port: int, join_seconds: float) -> None:
-    """Wait until somebody listens there, or raise `OSError`; a store would wait for twice as long."""
+    """Wait until somebody listens there, for which a store would wait twice as long; raises `OSError`."""
     deadline = time.monotonic() + join_seconds
     while True:
         try:
-            with socket.create_connection((address, port), max(deadline - time.monotonic(), _POLL_SECONDS)):
-                return
+            return socket.create_connection((address, port), join_seconds).close()
         except OSError:
-            if (left := deadline - time.monotonic()) <= 0:
+            if time.monotonic() > deadline:
                 raise
-            time.sleep(min(_CONNECT_SECONDS, left))
+        time.sleep(_CONNECT_SECONDS)
 
 
 def _collect(store: TCPStore, token: str, size: int, mine: Facts, join_seconds: float) -> tuple[str, str] | None:

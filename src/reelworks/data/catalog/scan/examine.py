@@ -85,12 +85,11 @@ def _examine(request: FileRequest, once: _Once, packed: Callable[[MediaPath], Pa
 
 def examine_on_node(requests: Sequence[FileRequest]) -> list[Finding]:
     """Examine one file on a node of a cluster, which may not see the files that the listing has found."""
-
-    def named(request: FileRequest, finding: Finding) -> Finding:
-        unseen = finding.fingerprint == "" and request.problem is None and location.is_missing(request.file)
-        return finding._replace(missing_on=socket.gethostname()) if unseen else finding
-
-    return list(map(named, requests, examine(requests)))
+    found, first = examine(requests), requests[0]
+    is_unread = first.problem is None and any(finding.fingerprint == "" for finding in found)
+    if is_unread and location.is_missing(first.file):
+        return [finding._replace(missing_on=socket.gethostname()) for finding in found]
+    return found
 
 
 def failed(requests: Sequence[FileRequest], reason: str) -> list[Finding]:

@@ -128,20 +128,16 @@ def _scan(
         update = Update(catalog)
         pairs = zip(sources, listings, strict=True)
         listed = [update.compare(source.name, source.address, files, source.cut) for source, files in pairs]
-        finds_scenes = any(
-            source.cut.startswith(clip_ranges.SCENES) and files.open.any()
-            for source, files in zip(sources, listed, strict=True)
-        )
+        finds_scenes = any(each.cut.startswith(clip_ranges.SCENES) and each.open.any() for each in listed)
         in_threads = not (finds_scenes or journal.died or update.crashes)
         examine_all = partial(_find_all, executor=executor, finds_scenes=finds_scenes, in_threads=in_threads)
         notes = _apply_all(update, listed, examine_all, on_progress, journal, engine)
         frame_index.write(catalog_path, update.frame_times)
         retired = update.retired([source.name for source in sources])
         if update.new or update.changed or len(retired) or update.outdated:
-            pairs = zip(sources, listings, strict=True)
-            reader = {"reader": str(probe.VERSION)}
             named = [
-                {"name": s.name, "root": s.address, "scores": " ".join(files.scores)} | reader for s, files in pairs
+                {"name": of.dataset, "root": of.root, "scores": " ".join(of.files.scores), "reader": str(probe.VERSION)}
+                for of in listed
             ]
             catalog = catalog.append(update.table([source.name for source in sources]), retired, named)
     return ScanResult(

@@ -114,10 +114,9 @@ class Update:
             is_video = [kind_of(entries[i].path) == "video" and entries[i].stated is None for i in known.tolist()]
             is_current &= ~np.array(is_video, dtype=np.bool_)
         told = np.flatnonzero(is_current & (self._live.content_keys()[row] == digests.NO_CONTENT))
-        texts, stating = self._live.fingerprint.take(pa.array(row[told])), (entries[i] for i in known[told].tolist())
-        is_current[told] = [
-            e.stated is not None and _state(e) == t.as_py() for e, t in zip(stating, texts, strict=True)
-        ]
+        for i in told.tolist():
+            entry = entries[known[i]]
+            is_current[i] = entry.stated is not None and _state(entry) == self._live.value("fingerprint", row[i])
         former_errors = self._live.error.take(pa.array(row[~is_current]))
         self.crashes |= bool(pc.any(pc.equal(former_errors, probe_pool.CRASHED)).as_py())
         open_ = np.ones(len(entries), dtype=np.bool_)
@@ -232,8 +231,7 @@ class Update:
             return False
         self._listed[position] = True
         now = self._listed_values(listed, number)
-        of_list = (SCORE + name for name in self._of_lists[listed.dataset])
-        values = values | {name: now[name] for name in of_list}
+        values = values | {SCORE + name: now[SCORE + name] for name in self._of_lists[listed.dataset]}
         is_same = all(self._live.value(name, position) == value for name, value in values.items())
         self.unchanged += is_same
         self.changed += not is_same
