@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import time
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from reelworks.core import files, user_files
+from reelworks.core import files, system, user_files
 from reelworks.core.errors import UserError
 
 FOLDER_VARIABLE, LIMIT_VARIABLE = "REELWORKS_CACHE", "REELWORKS_CACHE_GB"
 _DEFAULT_GB = 50.0
 # The folder is listed once this part of the limit has been added, and shrunk to this part.
 _LISTED_EACH, _SHRUNK_TO = 0.02, 0.9
+_UNFINISHED, _OLD_SECONDS = (".part", ".lock"), 3600  # what a process leaves that is killed; others are in use
 
 
 class FileCache:
     """A folder of copies; the ones that were not used for longest go first.
 
-    Copies appear complete, since they are renamed into place. Several processes may share the folder: each removes
-    what is too much when it has added 2 % of the limit, so that the limit holds but for that.
+    Copies appear complete, since they are renamed into place. Several processes may share the folder: one of them makes
+    a copy, the others wait for it, and each removes what is too much when it has added 2 % of the limit, but for the copies
+    that are in use. So the limit holds but for that, and for what is read at once.
 
     Args:
         folder: Folder of the copies; created with the first one.
@@ -47,41 +51,75 @@ class FileCache:
                 remedy=f"set the gigabytes that copies of remote files may take, as in {LIMIT_VARIABLE}=200",
             ) from None
 
-    def get(self, name: str, fetch: Callable[[Path], None]) -> Path:
-        """Return the copy of a name; where there is none, `fetch` writes it to the path that it is given."""
+    @contextmanager
+    def held(self, name: str, fetch: Callable[[Path], None]) -> Iterator[Path]:
+        """Give the copy of a name, which stays meanwhile; where there is none, `fetch` writes it to the path that it is given.
+
+        Raises:
+            OSError: Of `fetch`; or, as one that may vanish, the copy was removed while it was read.
+        """
         path = self.folder / name[:2] / name
-        try:
-            os.utime(path)
-        except FileNotFoundError:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_name(f"{name}.{uuid.uuid4().hex[:8]}.part")
+        with ExitStack() as until:
+            while not _hold(path, until):
+                self._make(path, fetch)
             try:
+                yield path
+            except FileNotFoundError as error:
+                if path.exists():
+                    raise
+                raise OSError(errno.ESTALE, "the copy in the cache was removed while it was read", str(path)) from error
+
+    def _make(self, path: Path, fetch: Callable[[Path], None]) -> None:
+        part, lock = (path.with_name(f"{path.name}{end}") for end in (f".{uuid.uuid4().hex[:8]}.part", ".lock"))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with lock.open("wb") as alone:
+                with suppress(system.NoLocks):  # then each process makes one
+                    system.lock(alone.fileno(), wait=True)
+                if path.exists():  # made by another meanwhile
+                    return
                 fetch(part)
+                self._added += part.stat().st_size
                 part.replace(path)
-            except OSError as error:
-                if error.errno in files.FULL:  # which is not the remote file's fault
-                    raise files.unwritable(FOLDER_VARIABLE, self.folder, error) from error
-                raise
-            finally:
-                part.unlink(missing_ok=True)
-            self._added += path.stat().st_size
-            if self._added >= _LISTED_EACH * self.max_bytes:
-                self._added = 0
-                self._shrink(path)
-        return path
+        except OSError as error:
+            if error.errno in files.FULL:  # which is not the remote file's fault
+                raise files.unwritable(FOLDER_VARIABLE, self.folder, error) from error
+            raise
+        finally:
+            for left in (part, lock):
+                with suppress(OSError):  # Windows removes no file that others have open
+                    left.unlink()
+        if self._added >= _LISTED_EACH * self.max_bytes:
+            self._added = 0
+            self._shrink(path)
 
     def _shrink(self, newest: Path) -> None:
-        found = []
+        found, now = [], time.time()
         for path in self.folder.glob("*/*"):
             with suppress(FileNotFoundError):  # another process removed it
                 status = path.stat()
-                found.append((status.st_mtime_ns, status.st_size, path))
-        total = sum(size for _, size, _ in found)
+                in_use = path == newest or (path.suffix in _UNFINISHED and now - status.st_mtime < _OLD_SECONDS)
+                found.append((in_use, status.st_mtime_ns, status.st_size, path))
+        total = sum(size for _, _, size, _ in found)
         if total <= self.max_bytes:
             return
-        for _, size, path in sorted(found):
-            if total <= _SHRUNK_TO * self.max_bytes:
+        for in_use, _, size, path in sorted(found):
+            if in_use or total <= _SHRUNK_TO * self.max_bytes:
                 break
-            if path != newest:
+            with suppress(BlockingIOError):  # somebody reads it
+                with suppress(FileNotFoundError, PermissionError, system.NoLocks), path.open("rb+") as copy:
+                    system.lock(copy.fileno())
                 path.unlink(missing_ok=True)
                 total -= size
+
+
+def _hold(path: Path, until: ExitStack) -> bool:
+    """Open a copy, which then stays, and mark it as used; return whether there is one."""
+    try:
+        copy = until.enter_context(path.open("rb"))
+        with suppress(system.NoLocks):
+            system.lock(copy.fileno(), shared=True, wait=True)
+        os.utime(path)
+    except FileNotFoundError:
+        return False
+    return True

@@ -14,6 +14,7 @@ _TRANSIENT = frozenset((
     errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.EPIPE,
     errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.ENOTCONN,
     errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH,
+    getattr(errno, "EREMOTEIO", errno.EIO),
 ))  # fmt: skip
 WAITS_SECONDS = (0.1, 0.5, 2.0)
 

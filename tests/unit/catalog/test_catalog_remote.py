@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import http.server
 import os
+import re
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+import urllib.parse
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,9 +51,9 @@ def cache(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ite
     settings = {"AWS_ENDPOINT_URL": endpoint, "REELWORKS_CACHE": str(tmp_path / "cache"), "REELWORKS_CACHE_GB": "6e-5"}
     for name, value in {**s3_server.CREDENTIALS, **settings}.items():
         monkeypatch.setenv(name, value)
-    location._cache.cache_clear()
+    location.cache.cache_clear()
     yield tmp_path / "cache"
-    location._cache.cache_clear()
+    location.cache.cache_clear()
 
 
 @pytest.fixture
@@ -212,6 +217,24 @@ def test_what_a_storage_s_library_raises_is_the_file_s_problem(
     assert all("RuntimeError: the endpoint did not answer" in error for error in errors.values()), errors
 
 
+def test_the_members_of_an_archive_stay_while_it_cannot_be_listed(
+    files: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("clip 0.mp4", "shard.tar"):
+        MemoryFileSystem().pipe_file(f"/kept/{name}", (files / name).read_bytes())
+    _, before = scan("memory://kept", tmp_path / "catalog")
+
+    def fails(_: object, path: str, **__: Any) -> bytes:
+        raise TimeoutError(path)
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", fails)
+    monkeypatch.setattr(retry, "WAITS_SECONDS", (0.0,))
+    result, rows = scan("memory://kept", tmp_path / "catalog")
+    assert (result.found, result.unchanged, result.removed, result.bad) == (2, 2, 0, 0)
+    assert rows.to_table() == before.to_table()
+    assert any("1 file with no answer" in note and "shard.tar" in note for note in result.notes)
+
+
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     """Sends the time of a file's last change, in whole seconds, and no hash."""
 
@@ -235,7 +258,132 @@ def test_a_web_server_gives_the_files_of_a_list(files: Path, cache: Path, tmp_pa
         scan_sources([source], tmp_path / "catalog", workers=1)
         rows = Catalog.open(tmp_path / "catalog").live()
         errors = {row["path"]: (row["num_frames"], row["error"]) for row in rows.to_table().to_pylist()}
-    assert errors == {"clip%202.mp4": (6, None), "sub/e.png": (1, None), "none.mp4": (0, "no such file")}
+    assert errors == {"clip 2.mp4": (6, None), "sub/e.png": (1, None), "none.mp4": (0, "no such file")}
+
+
+class _Faulty(_Quiet):
+    """Serves ranges and hashes, and does what `fault` says."""
+
+    fault = ""  # a status, for the files that `only` names; "cut", "whole" in place of a range
+    only = ""
+    times = 1 << 30  # that the fault is still to happen
+
+    def do_GET(self) -> None:
+        self._answer(has_body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(has_body=False)
+
+    def _answer(self, *, has_body: bool) -> None:
+        cls = type(self)
+        file = Path(self.directory) / urllib.parse.unquote(self.path.partition("?")[0].lstrip("/"))
+        status, data = (200, file.read_bytes()) if file.is_file() else (404, b"")
+        fault = cls.fault if cls.only in self.path and cls.times > 0 else ""
+        cls.times -= bool(fault)
+        span = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if fault.isdigit():
+            status, data = int(fault), b""
+        elif span and fault != "whole":
+            status, data = 206, data[int(span[1]) : int(span[2]) + 1]
+        self.send_response(status)
+        self.send_header("ETag", str(zlib.crc32(data if status == 200 else b"")))
+        if not (has_body and fault == "cut"):
+            self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if has_body:
+            self.wfile.write(data[: len(data) // 2] if fault == "cut" else data)
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> type[_Faulty]:
+    monkeypatch.setattr(retry, "WAITS_SECONDS", (0.0,) * 3)
+    return type("Faulty", (_Faulty,), {})
+
+
+def _scan_list(root: str, names: Sequence[str], folder: Path) -> dict[str, tuple[int, str | None]]:
+    """Return number of frames and error of each file of a list, which lies in the folder with the catalog."""
+    (folder / "some.csv").write_text("path,text\n" + "".join(f"{name},a\n" for name in names), encoding="utf-8")
+    scan_sources([Source.from_path(folder / "some.csv", root=root)], folder / "some", workers=1)
+    rows = Catalog.open(folder / "some").live().to_table().to_pylist()
+    return {row["path"]: (row["num_frames"], row["error"]) for row in rows}
+
+
+@pytest.mark.parametrize("fault", ["cut", "whole"])
+def test_bytes_that_are_not_all_or_not_those_of_the_range_are_no_clip(
+    fault: str, faulty: type[_Faulty], files: Path, cache: Path, tmp_path: Path
+) -> None:
+    """They are not kept as one either; MPEG-TS is played as far as it goes, and so is what stands behind it."""
+    for i in range(2):
+        media.write_video(tmp_path / f"{i}.ts", num_frames=8 + i, codec="mpeg2video")
+    with tarfile.open(files / "ts.tar", "w") as archive:
+        for i in range(2):
+            archive.add(tmp_path / f"{i}.ts", f"{i}.ts")
+    (tmp_path / "1.ts").rename(files / "1.ts")
+    names = ["1.ts"] if fault == "cut" else ["ts.tar/0.ts", "ts.tar/1.ts"]
+    reason = "instead of" if fault == "cut" else "the server sends files as a whole"
+    with web_server(files, faulty) as root:
+        faulty.fault, faulty.only = fault, "ts"
+        found = _scan_list(root, names, tmp_path)
+        assert all(frames == 0 and reason in str(error) for frames, error in found.values()), found
+        assert not list(cache.glob("*/*"))
+        if fault == "cut":
+            faulty.times = 3  # of which one is the question for the size
+        else:
+            faulty.fault = ""
+        assert _scan_list(root, names, tmp_path) == {name: (8 + int(name[-4]), None) for name in names}
+
+
+def test_a_storage_that_does_not_answer_has_not_lost_its_files(
+    faulty: type[_Faulty], files: Path, cache: Path, tmp_path: Path
+) -> None:
+    """Only a 404 or 410 says that; whatever else is asked again, and if it stays so, the rows do too."""
+    names = [f"clip {i}.mp4" for i in range(4)]
+    good = {f"clip {i}.mp4": (4 + i, None) for i in range(4)}
+    with web_server(files, faulty) as root:
+        faulty.fault, faulty.times = "503", 3
+        assert _scan_list(root, names, tmp_path) == good
+        rows = Catalog.open(tmp_path / "some").live()
+        clip = rows.file(rows.path.to_pylist().index("clip 2.mp4"))
+        for copy in cache.glob("*/*"):
+            copy.unlink()
+        faulty.only = "clip%202"
+        for fault in ("503", "429", "403"):
+            faulty.fault, faulty.times = fault, 1 << 30
+            assert _scan_list(root, names, tmp_path) == good
+            with pytest.raises(OSError, match=fault) as caught, location.local(clip):
+                pass
+            assert not isinstance(caught.value, FileNotFoundError)
+        for fault in ("404", "410"):
+            faulty.fault = fault
+            assert _scan_list(root, names, tmp_path) == good | {"clip 2.mp4": (0, "no such file")}
+        faulty.only, faulty.fault = "", "503"
+        with refused("storage-unreadable", says="503"):
+            _scan_list(root, [*names, "more.mp4"], tmp_path)
+
+
+def test_names_are_taken_literally(faulty: type[_Faulty], files: Path, cache: Path, tmp_path: Path) -> None:
+    """Also where they have signs that mean something in addresses, and files of the names that are then meant."""
+    names = ["a#1.mp4", "a#2.mp4", "a%20b.mp4", "a b.mp4", "q?v=1.mp4", "50%.mp4", "a+b.mp4", "a::b.mp4"]
+    folder = tmp_path / "named"
+    folder.mkdir()
+    for i, name in enumerate(names):
+        (folder / name).write_bytes((files / "clip 1.mp4").read_bytes() + bytes(i))
+    (folder / "a").write_bytes((files / "clip 1.mp4").read_bytes())
+    with web_server(folder, faulty) as root:
+        _scan_list(root, names, tmp_path)
+        sizes = {
+            row["path"]: row["size_bytes"] for row in Catalog.open(tmp_path / "some").live().to_table().to_pylist()
+        }
+        assert sizes == {name: (folder / name).stat().st_size for name in names}
+        rows = Catalog.open(tmp_path / "some").live()
+        for i, name in enumerate(rows.path.to_pylist()):
+            with location.local(rows.file(i)) as copy:
+                assert Path(str(copy)).read_bytes() == (folder / name).read_bytes()
+    (folder / "a::b.txt").write_text("of two parts", encoding="utf-8")
+    _, rows = scan(upload(folder, "literal"), tmp_path / "bucket")
+    captions = {row["path"]: (row["error"], row["caption"]) for row in rows.to_table().to_pylist()}
+    assert captions.pop("a::b.mp4") == (None, "of two parts")
+    assert all(found == (None, None) for name, found in captions.items() if name.endswith(".mp4")), captions
 
 
 def _greys(path: str, catalog: Path) -> dict[str, tuple[str | None, int]]:
@@ -330,7 +478,10 @@ def test_a_storage_that_lists_a_folder_to_tell_of_one_file_is_not_asked_for_each
 
     def read(entry: Any) -> None:
         asked.clear()
-        location.local(location.below("memory://one-by-one", entry.path, entry.start, entry.size_bytes, entry.mtime_ns))
+        with location.local(
+            location.below("memory://one-by-one", entry.path, entry.start, entry.size_bytes, entry.mtime_ns)
+        ):
+            pass
 
     one, *others = list_address("d", "memory://one-by-one").entries
     read(one)
@@ -343,19 +494,75 @@ def test_a_storage_that_lists_a_folder_to_tell_of_one_file_is_not_asked_for_each
 
 def test_the_copies_used_last_stay(tmp_path: Path) -> None:
     cache = FileCache(tmp_path, 1000)
+
+    def use(name: str, fetch: Callable[[Path], Any]) -> int:
+        with cache.held(name, fetch) as copy:
+            return copy.stat().st_size
+
     for i in range(50):
-        cache.get("always", lambda path: path.write_bytes(b"x" * 100))
-        cache.get(f"{i:02d}", lambda path: path.write_bytes(b"y" * 90))
+        use("always", lambda path: path.write_bytes(b"x" * 100))
+        use(f"{i:02d}", lambda path: path.write_bytes(b"y" * 90))
         sizes = {file.name: file.stat().st_size for file in tmp_path.glob("*/*")}
         assert sum(sizes.values()) <= 1000
         assert {"always", f"{i:02d}"} <= sizes.keys()
 
-    assert cache.get("large", lambda path: path.write_bytes(b"z" * 2000)).stat().st_size == 2000
+    assert use("large", lambda path: path.write_bytes(b"z" * 2000)) == 2000
 
     def fails(path: Path) -> None:
         path.write_bytes(b"half")
         raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):
-        cache.get("never", fails)
+        use("never", fails)
     assert not list(tmp_path.glob("*/never*"))
+
+
+def test_a_copy_stays_while_it_is_read(tmp_path: Path) -> None:
+    """However many others come, by whichever process, and however small the limit is."""
+    caches = [FileCache(tmp_path, 1000) for _ in range(2)]
+
+    def fetch(path: Path) -> None:
+        path.write_bytes(b"x" * 400)
+
+    with ExitStack() as reading:
+        copies = [reading.enter_context(caches[0].held(f"{i}r", fetch)) for i in range(5)]
+        for i in range(5):
+            with caches[1].held(f"{i}o", fetch):
+                assert all(copy.stat().st_size == 400 for copy in copies)
+    with caches[1].held("last", fetch):
+        assert sum(file.stat().st_size for file in tmp_path.glob("*/*")) <= 1000
+
+
+def test_a_copy_that_was_removed_is_fetched_again(tmp_path: Path) -> None:
+    cache, fetched = FileCache(tmp_path, 1000), list[Path]()
+
+    def fetch(path: Path) -> None:
+        fetched.append(path)
+        path.write_bytes(b"x")
+
+    def read() -> bytes:
+        with cache.held("name", fetch) as copy:
+            if len(fetched) == 1:
+                copy.unlink()
+            return copy.read_bytes()
+
+    assert retry.with_retries(read, waits_seconds=(0.0,)) == b"x"
+    assert len(fetched) == 2
+
+
+def test_one_copy_is_fetched_for_all_who_ask(tmp_path: Path) -> None:
+    fetched = list[Path]()
+
+    def fetch(path: Path) -> None:
+        fetched.append(path)
+        time.sleep(0.05)  # in which the others ask
+        path.write_bytes(b"x")
+
+    def read(_: int) -> bytes:
+        with FileCache(tmp_path, 1000).held("name", fetch) as copy:
+            return copy.read_bytes()
+
+    with ThreadPoolExecutor(8) as readers:
+        assert set(readers.map(read, range(8))) == {b"x"}
+    assert len(fetched) == 1
+    assert [file.name for file in tmp_path.glob("*/*")] == ["name"]

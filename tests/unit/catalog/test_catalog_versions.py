@@ -85,7 +85,7 @@ def test_the_scan_tells_what_is_odd_about_videos(data: Path) -> None:
     films.write(data / "b.avi", range(20), options=films.B3)
     told = scan(data)[0].notes
     assert [note.split(";")[0] for note in told] == [
-        "1 video with frames that cannot be found by their times",
-        "1 video with frames at the start that no player shows, since those that they refer to were cut off",
+        "1 file with frames that cannot be found by their times",
+        "1 file with frames at the start that no player shows, since those that they refer to were cut off",
     ]
     assert [note.rpartition("/")[2] for note in told] == ["b.avi", "cut.ts"]

@@ -352,7 +352,7 @@ def test_an_animated_picture_that_is_not_cut_is_told(tmp_path: Path) -> None:
     assert (len(rows), rows.is_range.any()) == (2, False)
     (note,) = (note for note in result.notes if "convert it to MP4" in note)
     assert note.endswith(f"; the first is {folder / 'a.gif'}")
-    assert note.startswith("1 video ")
+    assert note.startswith("1 file ")
     (folder / "a.csv").write_text("path,start_frame,end_frame\na.gif,0,10\n", encoding="utf-8")
     result, _ = scanned(folder / "a.csv")
     assert "convert an animated one to MP4" in result.bad_files[0][1]

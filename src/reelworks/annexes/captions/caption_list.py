@@ -209,18 +209,19 @@ class _ListPart(NamedTuple):
                 columns |= {name: table.column(name) for name in (PATH, self.column)}
                 table = pa.table({name: column.cast(pa.large_string()) for name, column in columns.items()})
             return [_without_none(row) for row in table.to_pylist()]
-        file = Path(str(location.local(remote.current(self.list_file))))
-        if suffix == ".csv":
-            with file.open(encoding="utf-8-sig", newline="") as lines:
-                rows = [
-                    dict(zip(self.table.column_names, cells, strict=False)) for cells in csv.reader(lines) if cells
-                ][1:]
-        else:
-            try:
-                with file.open(encoding="utf-8-sig") as lines:
-                    rows = _renamed([json.loads(line) for line in lines if line.strip()], self.former, self.column)
-            except json.JSONDecodeError:  # objects of several lines, or several in one
-                return [_without_none(row) for row in self.table.to_pylist()]
+        with location.local(remote.current(self.list_file)) as here:
+            file = Path(str(here))
+            if suffix == ".csv":
+                with file.open(encoding="utf-8-sig", newline="") as lines:
+                    rows = [
+                        dict(zip(self.table.column_names, cells, strict=False)) for cells in csv.reader(lines) if cells
+                    ][1:]
+            else:
+                try:
+                    with file.open(encoding="utf-8-sig") as lines:
+                        rows = _renamed([json.loads(line) for line in lines if line.strip()], self.former, self.column)
+                except json.JSONDecodeError:  # objects of several lines, or several in one
+                    return [_without_none(row) for row in self.table.to_pylist()]
         pairs = zip(rows, self.table.select([PATH, self.column]).to_pylist(), strict=True)
         return [{n: v for n, v in (row | new).items() if v is not None or n not in new} for row, new in pairs]
 

@@ -12,12 +12,11 @@ from PIL import Image
 
 from reelworks.annexes.captions.answers import CaptionFailed
 from reelworks.annexes.captions.clips import CaptionClip
-from reelworks.core import retry
 from reelworks.core.shape import Shape
 from reelworks.data.catalog.scan import clip_ranges
-from reelworks.data.media import decode, frame_times, location, probe
+from reelworks.data.media import decode, frame_times, probe
 from reelworks.data.media.decode import MediaError, Request
-from reelworks.data.media.formats import ProbeError
+from reelworks.data.media.location import MediaPath
 
 Frames = NDArray[np.uint8]
 _JPEG_QUALITY = 90
@@ -42,30 +41,31 @@ def read(clip: CaptionClip, count: int, most_px: int) -> Shown:
         CaptionFailed: The file is missing or damaged.
     """
     try:
-        path = retry.with_retries(lambda: location.local(clip.file))
-        facts = probe.probe(path)
-        first, total = 0, facts.num_frames
-        if clip.range:
-            (found,) = clip_ranges.find(path, "list", clip.range, partial(frame_times.read, path))
-            first, total = found.first_frame, found.num_frames
-        taken = min(count, total)
-        scale = min(most_px / max(facts.height, facts.width), 1.0)
-        height, width = (max(round(side * scale), 1) for side in (facts.height, facts.width))
-        frames = decode.load(
-            Request(
-                path,
-                facts.kind == "image",
-                Shape(taken, height, width),
-                step=total / taken,
-                first_frame_draw=0.5,
-                first_frame=first,
-                num_frames=None if facts.kind == "image" else total,
-            )
-        )
-    except (MediaError, ProbeError) as error:
+        return decode.with_reasons(clip.file, lambda path: _read(path, clip.range, count, most_px))
+    except MediaError as error:
         raise CaptionFailed(str(error)) from None
-    except OSError as error:
-        raise CaptionFailed(f"cannot be read: {error.strerror or error}") from None
+
+
+def _read(path: MediaPath, text: str, count: int, most_px: int) -> Shown:
+    facts = probe.probe(path)
+    first, total = 0, facts.num_frames
+    if text:
+        (found,) = clip_ranges.find(path, "list", text, partial(frame_times.read, path))
+        first, total = found.first_frame, found.num_frames
+    taken = min(count, total)
+    scale = min(most_px / max(facts.height, facts.width), 1.0)
+    height, width = (max(round(side * scale), 1) for side in (facts.height, facts.width))
+    frames = decode.load(
+        Request(
+            path,
+            facts.kind == "image",
+            Shape(taken, height, width),
+            step=total / taken,
+            first_frame_draw=0.5,
+            first_frame=first,
+            num_frames=None if facts.kind == "image" else total,
+        )
+    )
     if facts.kind == "image":
         return Shown("picture", frames, 0.0)
     return Shown("video", frames, facts.fps * taken / total)

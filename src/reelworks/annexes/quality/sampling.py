@@ -131,12 +131,11 @@ def sample(request: MeasureRequest, reads: frozenset[str]) -> SampledClip:
     Raises:
         MediaError: It cannot be read.
     """
-    full = Shape(1, request.height, request.width)
-    whole = Request(request.path, request.is_image, full, resize=FILTERS["area"])
-    return decode.with_reasons(whole, lambda local: _sample(request._replace(path=local.path), local, reads))
+    return decode.with_reasons(request.path, lambda path: _sample(request._replace(path=path), reads))
 
 
-def _sample(clip: MeasureRequest, whole: Request, reads: frozenset[str]) -> SampledClip:
+def _sample(clip: MeasureRequest, reads: frozenset[str]) -> SampledClip:
+    whole = Request(clip.path, clip.is_image, Shape(1, clip.height, clip.width), resize=FILTERS["area"])
     frames: list[NDArray[np.uint8]] = []
     small = _NO_FRAMES
     numbers = np.zeros(0, dtype=np.int64)

@@ -200,17 +200,22 @@ def load(request: Request) -> Frames:
         MediaError: The file is missing or damaged, or has fewer frames than requested.
     """
     wanted, request = request, replace(request, shape=request.augmentation.read_shape(request.shape))
-    frames = with_reasons(request, _load)
+    frames = with_reasons(request.path, lambda path: _load(replace(request, path=path)))
     expected = (request.shape.num_frames, request.shape.height, request.shape.width, 3)
     if frames.shape != expected:
         raise MediaError(f"decoded to frames of shape {frames.shape} instead of {expected}")
     return wanted.augmentation.apply(frames, wanted.shape, nearest=wanted.nearest)
 
 
-def with_reasons(request: Request, read: Callable[[Request], R]) -> R:
-    """Return what `read` makes of a request whose file is local, with retries; raise `MediaError` for any failure."""
+def with_reasons(file: MediaPath, read: Callable[[MediaPath], R]) -> R:
+    """Return what `read` makes of a file, which is on this machine meanwhile, with retries; raise `MediaError` for any failure."""
+
+    def attempt() -> R:
+        with location.local(file) as path:
+            return read(path)
+
     try:
-        return retry.with_retries(lambda: read(replace(request, path=location.local(request.path))))
+        return retry.with_retries(attempt)
     except (MediaError, ProbeError, location.ChangedError) as error:
         raise MediaError(str(error)) from None
     except FileNotFoundError:
@@ -328,11 +333,11 @@ def span_seconds(request: Request, times: FrameTimes) -> tuple[float, float]:
 
 def _seconds(path: MediaPath) -> NDArray[np.float64]:
     """Return when each frame of a video or animation is shown."""
-    path = location.local(path)
-    if kind_of(path.name) == "video":
-        return frame_times.read(path).seconds
-    with location.opened(path) as file, pictures.picture(file) as opened:
-        return pictures.starts_seconds(opened)
+    with location.local(path) as here:
+        if kind_of(here.name) == "video":
+            return frame_times.read(here).seconds
+        with location.opened(here) as file, pictures.picture(file) as opened:
+            return pictures.starts_seconds(opened)
 
 
 def find_ticks(request: Request, times: FrameTimes, *, interlaced: bool) -> FrameTicks:

@@ -14,18 +14,25 @@ import hashlib
 import io
 import os
 import re
+import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from reelworks.core import digests, user_files
+from reelworks.core import digests, retry, user_files
 from reelworks.core.errors import UserError
 from reelworks.core.file_cache import FileCache
 from reelworks.data.media.formats import archives_of
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
+_WEB = ("http://", "https://")
+# What begins the reason why a file is not read if it says nothing about the file.
+UNREACHED = "cannot be read now"
+_BUSY = (408, 425, 429)  # answers of the web that others follow
+# Of archives of large members, little more than the headers is read; small ones are not worth a request for each.
+_READ_AHEAD_BYTES = 1 << 18
 # What storages call the hash of a file's content, and the time of its last change.
 _HASHES = ("ETag", "etag", "blob_id", "md5Hash", "md5Checksum", "oid", "sha", "Content-MD5", "Digest")
 _TIMES = (
@@ -40,6 +47,10 @@ class ChangedError(OSError):
     """A remote file is no longer the one that was listed."""
 
 
+class RefusedError(PermissionError):
+    """A storage does not give a file, as to somebody whose rights have ended."""
+
+
 def is_url(text: str) -> bool:
     """Return whether a text is an address such as `s3://bucket/clips` rather than a local path."""
     return bool(_URL.match(text))
@@ -51,11 +62,13 @@ def filesystem(url: str) -> tuple[Any, str]:
     Raises:
         UserError: fsspec does not know the protocol, or its library is not installed.
     """
-    from fsspec.core import url_to_fs  # slow to import, and only remote files need it
+    import fsspec  # slow to import, and only remote files need it
     from fsspec.utils import get_protocol
 
     try:
-        fs, path = url_to_fs(url)
+        kind = fsspec.get_filesystem_class(get_protocol(url))
+        # Not by `url_to_fs`, to which "::" in a name leads to another file system.
+        return fsspec.filesystem(get_protocol(url), **kind._get_kwargs_from_urls(url)), str(kind._strip_protocol(url))
     except ImportError as error:
         extra = {"s3": "'reelworks[s3]'", "s3a": "'reelworks[s3]'", "http": "aiohttp", "https": "aiohttp"}
         package = extra.get(get_protocol(url))
@@ -74,18 +87,50 @@ def filesystem(url: str) -> tuple[Any, str]:
             value=url,
             remedy='give a folder, or an address such as "s3://bucket/clips" or "hf://datasets/user/name"',
         ) from error
-    return fs, str(path)
+
+
+def is_web(url: str) -> bool:
+    """Return whether an address is that of a web server, which lists no folder."""
+    return url.startswith(_WEB)
+
+
+def address(root: str, path: str) -> str:
+    """Return the address of a file by its path below another; in those of the web, signs of a name are encoded."""
+    return f"{root.rstrip('/')}/{urllib.parse.quote(path) if is_web(root) else path}"
 
 
 @contextlib.contextmanager
 def reached() -> Iterator[None]:
-    """Raise what libraries of storages raise when they cannot reach one, in their own ways, as `OSError`."""
+    """Raise what libraries of storages raise, in their own ways, as the `OSError` that it means.
+
+    Raises:
+        FileNotFoundError: The storage has no such file.
+        RefusedError: It does not give it.
+        OSError: If `retry.is_transient`, it does not answer, or cannot now; else something is wrong on this machine.
+    """
     try:
         yield
-    except OSError:
-        raise
     except Exception as error:
-        raise OSError(errno.EHOSTUNREACH, f"{type(error).__name__}: {error}") from error
+        if (meant := _meant(error)) is error:
+            raise
+        raise meant from error
+
+
+def _meant(error: Exception) -> OSError:
+    status = getattr(error, "status", getattr(getattr(error, "response", None), "status_code", None))
+    if isinstance(error, FileNotFoundError) or status in (404, 410):
+        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    if isinstance(error, OSError) and error.errno in errno.errorcode:
+        return error
+    if isinstance(error, PermissionError) or (isinstance(status, int) and 400 <= status < 500 and status not in _BUSY):
+        return RefusedError(errno.EACCES, f"the storage refuses it: {error}")
+    return OSError(errno.EHOSTUNREACH, f"{type(error).__name__}: {error}")
+
+
+def problem(error: OSError) -> str:
+    """Return why a file is not read, which begins with `UNREACHED` if the reason is not the file's, but that of its storage."""
+    of_storage = retry.is_transient(error) or isinstance(error, RefusedError)
+    return f"{UNREACHED if of_storage else 'cannot be read'}: {error.strerror or error}"
 
 
 @dataclass(frozen=True)
@@ -96,7 +141,7 @@ class Location:
         file: Path or address of the file or archive.
         name: Path below the dataset's folder, or in the archive, whose suffix tells the kind of file.
         start: First byte of the range; None for a whole file.
-        size: Bytes of the range; unused for a whole file.
+        size: Bytes of the range, or of a remote file, 0 if none were told; unused for another whole file.
         version: What a remote file, and a copy of it, is known by, see `version_of`; unused for another local one.
     """
 
@@ -119,17 +164,7 @@ class Location:
         """Return the location of a file beside it, as `Path.with_name`."""
         assert self.start is None
         folder, inside = (path[: path.rfind("/") + 1] for path in (self.file, self.name))
-        return Location(folder + name, inside + name)
-
-    def bytes_at(self, start: int, size: int, most: int) -> bytes:
-        """Read a range of the file or archive, of at most so many bytes, without a local copy."""
-        user_files.require_size(self, size, most)
-        if not is_url(self.file):
-            with opened(Location(self.file, self.name, start, size)) as file:
-                return file.read()
-        fs, path = filesystem(self.file)
-        with reached():
-            return bytes(fs.cat_file(path, start=start, end=start + size))
+        return Location(folder + (urllib.parse.quote(name) if is_web(folder) else name), inside + name)
 
 
 MediaPath = Path | Location
@@ -138,18 +173,18 @@ MediaPath = Path | Location
 def below(root: str, path: str, start: int, size: int, version: int) -> MediaPath:
     """Return the place of a catalog's row; `start` is -1 for a file of its own."""
     if start < 0:
-        return Location(f"{root}/{path}", path, version=version) if is_url(root) else Path(root, path)
+        return Location(address(root, path), path, size=size, version=version) if is_url(root) else Path(root, path)
     *outer, innermost = archives_of(path)
-    archive = next((one for one in outer if _is_file(f"{root}/{one}")), innermost)
-    return Location(f"{root}/{archive}", path[len(archive) + 1 :], start, size, version)
+    archive = next((one for one in outer if _is_file(address(root, one))), innermost)
+    return Location(address(root, archive), path[len(archive) + 1 :], start, size, version)
 
 
 def _is_file(file: str) -> bool:
     if not is_url(file):
         return Path(file).is_file()
-    fs, path = filesystem(file)
-    with reached():
-        return bool(fs.isfile(path))
+    with contextlib.suppress(FileNotFoundError):
+        return bool(retry.with_retries(lambda: remote_info(*filesystem(file)))["type"] == "file")
+    return False
 
 
 def remote_info(fs: Any, path: str, listed: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -158,7 +193,17 @@ def remote_info(fs: Any, path: str, listed: dict[str, Any] | None = None) -> dic
         return listed
     with reached():
         fs.invalidate_cache(fs._parent(path))  # what was told before, when the folder was listed
-        return dict(fs.info(path))
+    return _told(fs, path)
+
+
+def _told(fs: Any, path: str) -> dict[str, Any]:
+    with reached():
+        try:
+            return dict(fs.info(path))
+        except FileNotFoundError as error:  # which fsspec raises whatever goes wrong on the web, with the cause
+            if is_web(path) and error.__cause__ is not None:
+                raise error.__cause__ from None
+            raise
 
 
 def _tells_of_one(fs: Any) -> bool:
@@ -173,46 +218,66 @@ def version_of(info: dict[str, Any]) -> int:
     known = next((info[key] for key in _HASHES + _TIMES if info.get(key)), 0)
     if isinstance(known, datetime):
         known = known.timestamp()
-    return int(known * 1e9) if isinstance(known, int | float) else _number(str(known))
-
-
-def _number(text: str) -> int:
+    if isinstance(known, int | float):
+        return int(known * 1e9)
+    text = str(known).strip('"')  # some storages put quotes around a hash, and none where they list it
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
 
 
-def _is_version(info: dict[str, Any], version: int) -> bool:
-    """Whether a file has that version; some storages put quotes around a hash, and none where they list it."""
-    tag = next((str(info[key]).strip('"') for key in _HASHES if info.get(key)), None)
-    return version == version_of(info) or (tag is not None and version in (_number(tag), _number(f'"{tag}"')))
-
-
-def local(file: MediaPath) -> MediaPath:
-    """Return a file on this machine: the file itself, or the copy of a remote one, made if there is none.
+@contextlib.contextmanager
+def local(file: MediaPath) -> Iterator[MediaPath]:
+    """Give a file on this machine: the file itself, or the copy of a remote one, made if there is none, which stays meanwhile.
 
     Raises:
         ChangedError: The storage has another file in its place.
-        OSError: The storage has no such file, or cannot be reached.
+        OSError: See `reached`; also, as one that may vanish, the storage did not send all its bytes.
     """
     if not isinstance(file, Location) or not is_url(file.file):
-        return file
+        yield file
+        return
 
     def fetch(target: Path) -> None:
-        fs, path = filesystem(file.file)
+        (fs, path), size = filesystem(file.file), file.size
         with reached():
             if file.start is None:
                 fs.get_file(path, str(target))
             else:
-                target.write_bytes(fs.cat_file(path, start=file.start, end=file.start + file.size))
+                target.write_bytes(_range(file.file, file.start, size))
         # Asked after it was read, during which it may have changed.
-        if _tells_of_one(fs) and not _is_version(remote_info(fs, path), file.version):
+        if _tells_of_one(fs) and version_of(remote_info(fs, path)) != file.version:
             raise ChangedError("the file has changed since it was scanned; scan again")
+        _require_all(target.stat().st_size, size)
 
     key = digests.of_bytes("\0".join(map(str, (file.file, file.start, file.size, file.version))).encode())
-    return Location(str(_cache().get(key + file.suffix, fetch)), file.name, version=file.version)
+    with cache().held(key + file.suffix, fetch) as copy:
+        yield Location(str(copy), file.name, version=file.version)
+
+
+def _range(url: str, start: int, size: int) -> bytes:
+    """Return what a storage sends as so many bytes of a file."""
+    fs, path = filesystem(url)
+    with reached():
+        if not is_web(url):
+            return bytes(fs.cat_file(path, start=start, end=start + size))
+        # Where a server has no ranges, `cat_file` would take all that it sends for the range.
+        with fs.open(path, size=start + size, cache_type="none") as file:
+            file.seek(start)
+            try:
+                return bytes(file.read(size))
+            except ValueError as error:
+                text = "the server sends files as a whole, and no ranges of them, as of an archive: unpack it"
+                raise OSError(errno.ENOTSUP, text) from error
+
+
+def _require_all(sent: int, told: int | None) -> None:
+    if told and sent != told:
+        raise OSError(errno.EIO, f"the storage sent {sent:,} bytes instead of {told:,}")
 
 
 def opened(file: MediaPath) -> io.BufferedReader:
-    """Open a file on this machine, or its range, for reading; see `user_files.opened`."""
+    """Open a file, or its range, for reading; a remote one is read in ranges, and not copied. See `user_files.opened`."""
+    if isinstance(file, Location) and is_url(file.file):
+        return io.BufferedReader(_Range(file.file, file.start or 0, file.size), _READ_AHEAD_BYTES)
     if isinstance(file, Location) and file.start is not None:
         return io.BufferedReader(_Range(user_files.opened(_path(file), buffering=0), file.start, file.size))
     whole: io.BufferedReader = user_files.opened(_path(file))
@@ -220,14 +285,21 @@ def opened(file: MediaPath) -> io.BufferedReader:
 
 
 def read_bytes(file: MediaPath, most: int) -> bytes:
-    """Read a whole file of at most so many bytes, wherever it is; a remote one is not copied."""
-    assert not isinstance(file, Location) or file.start is None
+    """Read a file of at most so many bytes, or its range, wherever it is; a remote one is not copied."""
+    if isinstance(file, Location) and file.start is not None:
+        user_files.require_size(file, file.size, most)
+        with opened(file) as content:
+            return content.read(file.size)
     if not isinstance(file, Location) or not is_url(file.file):
         return user_files.read_bytes(_path(file), most)
     fs, path = filesystem(file.file)
+    size = int(_told(fs, path).get("size") or 0)  # as it was listed, where it was
+    user_files.require_size(file, size, most)
     with reached():
-        user_files.require_size(file, int(fs.info(path).get("size") or 0), most)
-        return bytes(fs.cat_file(path))
+        data = bytes(fs.cat_file(path))
+    if len(data) != size:
+        _require_all(len(data), remote_info(fs, path).get("size"))
+    return data
 
 
 def num_bytes(file: MediaPath) -> int:
@@ -297,9 +369,9 @@ def _path(file: MediaPath) -> Path:
 
 
 class _Range(io.RawIOBase):
-    """A range of a file's bytes, as a file."""
+    """A range of the bytes of an open file, or of the remote one at an address, as a file."""
 
-    def __init__(self, file: io.FileIO, start: int, size: int) -> None:
+    def __init__(self, file: io.FileIO | str, start: int, size: int) -> None:
         self._file, self._start, self._size, self._position = file, start, size, 0
 
     def readable(self) -> bool:
@@ -315,16 +387,23 @@ class _Range(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")[: max(self._size - self._position, 0)]
-        self._file.seek(self._start + self._position)
-        count = self._file.readinto(view) or 0
+        if isinstance(self._file, str):
+            sent = _range(self._file, self._start + self._position, len(view)) if len(view) else b""
+            _require_all(count := len(sent), len(view))
+            view[:] = sent
+        else:
+            self._file.seek(self._start + self._position)
+            count = self._file.readinto(view) or 0
         self._position += count
         return count
 
     def close(self) -> None:
-        self._file.close()
+        if not isinstance(self._file, str):
+            self._file.close()
         super().close()
 
 
 @functools.cache
-def _cache() -> FileCache:
+def cache() -> FileCache:
+    """Return the copies of remote files on this machine."""
     return FileCache.from_environment()

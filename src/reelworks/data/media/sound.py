@@ -116,7 +116,7 @@ def load(request: SoundRequest) -> Samples:
     """
     if is_sound(request.path.name):
         return load_track(request)
-    return decode.with_reasons(request.clip, lambda clip: _read(clip, request))
+    return decode.with_reasons(request.clip.path, lambda path: _read(replace(request.clip, path=path), request))
 
 
 def _read(clip: Request, request: SoundRequest) -> Samples:
@@ -144,11 +144,11 @@ def load_track(request: SoundRequest) -> Samples:
     Raises:
         MediaError: The file is missing or damaged, or has no sound.
     """
-    return decode.with_reasons(request.clip, lambda clip: _read_track(clip, request))
+    return decode.with_reasons(request.clip.path, lambda path: _read_track(path, request))
 
 
-def _read_track(clip: Request, request: SoundRequest) -> Samples:
-    with video.sound(clip.path) as container:
+def _read_track(path: MediaPath, request: SoundRequest) -> Samples:
+    with video.sound(path) as container:
         track = video.sound_track(container)
         if track is None:
             raise MediaError("the file has no sound that can be decoded")

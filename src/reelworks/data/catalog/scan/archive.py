@@ -52,7 +52,7 @@ def list_archive(path: str, file: Path, sidecars: Counter[str] | None = None) ->
             changed_ns = location.changed_ns(os.fstat(opened.fileno()))
             yield from members(path, changed_ns, read(opened), Counter() if sidecars is None else sidecars)
     except OSError as error:
-        yield SourceFile(path, problem=f"cannot be read: {error.strerror}")
+        yield SourceFile(path, problem=location.problem(error))
 
 
 class MemberHeader(NamedTuple):

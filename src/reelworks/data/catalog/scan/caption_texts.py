@@ -11,6 +11,7 @@ import posixpath
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -114,9 +115,10 @@ def _part(media: MediaPath, file: str | Range) -> str | Raw | None:
     try:
         if isinstance(file, Range):
             assert isinstance(media, Location)
-            data = media.bytes_at(file.start, file.size, user_files.CAPTION)
+            there: MediaPath = replace(media, start=file.start, size=file.size)
         else:
-            data = location.read_bytes(media.with_name(name), user_files.CAPTION)
+            there = media.with_name(name)
+        data = location.read_bytes(there, user_files.CAPTION)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
+from reelworks.core import retry
 from reelworks.data.catalog.scan import caption_texts, clip_ranges
 from reelworks.data.catalog.scan.caption_names import NO_FILES, CaptionFiles
 from reelworks.data.catalog.scan.caption_texts import Unsettled
@@ -49,7 +50,10 @@ class Finding(NamedTuple):
 
 
 def examine(requests: Sequence[FileRequest]) -> list[Finding]:
-    """Examine one file for each of its clips that are wanted; any problem with it becomes `Finding.error`."""
+    """Examine one file for each of its clips that are wanted; any problem with it becomes `Finding.error`.
+
+    A storage that does not answer is asked again.
+    """
     once: _Once = lru_cache(maxsize=None)(lambda measure, path: measure(path))
     packed = lru_cache(maxsize=None)(lambda path: frame_index.pack(once(frame_times.read, path)))
     found = [_examine(request, once, packed) for request in requests]
@@ -61,26 +65,32 @@ def _examine(request: FileRequest, once: _Once, packed: Callable[[MediaPath], Pa
     if request.problem is not None:
         return Finding(None, "", error=request.problem)
     try:
-        captions = caption_texts.files_beside(request.file) if request.captions is None else request.captions
-        caption = caption_texts.read(request.file, captions) if captions != NO_FILES else None
-        if request.open and request.stated is not None:
-            return Finding(caption, request.state, request.stated)
-        path = location.local(request.file) if request.open else request.file
-        fingerprint = once(location.fingerprint, path) if request.open else None
+        return retry.with_retries(lambda: _read(request, once, packed))
     except OSError as error:
-        return Finding(None, "", error=f"cannot be read: {error.strerror or error}")
-    if fingerprint is None or fingerprint == request.known:
-        return Finding(caption, fingerprint)
-    try:
-        measured = once(probe.probe, path)
-        long = measured.duration_seconds >= frame_index.FROM_SECONDS and measured.kind == kind_of(path.name)
-        times = packed(path) if long else None
-        read_times = partial(once, frame_times.read, path)
-        clips = clip_ranges.find(path, request.cut, request.clip, read_times) if request.cut else ()
-        return Finding(caption, fingerprint, measured, times=times, clips=clips)
-    except ProbeError as error:
-        lasts = not isinstance(error.__cause__, ImportError)  # a package may be installed later
-        return Finding(caption, fingerprint if lasts else "", error=str(error))
+        return Finding(None, "", error=location.problem(error))
+
+
+def _read(request: FileRequest, once: _Once, packed: Callable[[MediaPath], PackedTimes | None]) -> Finding:
+    captions = caption_texts.files_beside(request.file) if request.captions is None else request.captions
+    caption = caption_texts.read(request.file, captions) if captions != NO_FILES else None
+    if not request.open:
+        return Finding(caption, None)
+    if request.stated is not None:
+        return Finding(caption, request.state, request.stated)
+    with location.local(request.file) as path:
+        fingerprint = once(location.fingerprint, path)
+        if fingerprint == request.known:
+            return Finding(caption, fingerprint)
+        try:
+            measured = once(probe.probe, path)
+            long = measured.duration_seconds >= frame_index.FROM_SECONDS and measured.kind == kind_of(path.name)
+            times = packed(path) if long else None
+            read_times = partial(once, frame_times.read, path)
+            clips = clip_ranges.find(path, request.cut, request.clip, read_times) if request.cut else ()
+            return Finding(caption, fingerprint, measured, times=times, clips=clips)
+        except ProbeError as error:
+            lasts = not isinstance(error.__cause__, ImportError)  # a package may be installed later
+            return Finding(caption, fingerprint if lasts else "", error=str(error))
 
 
 def examine_on_node(requests: Sequence[FileRequest]) -> list[Finding]:

@@ -50,7 +50,7 @@ def _entry(path: str, root: str, archives: Archives) -> SourceFile:
     except (FileNotFoundError, NotADirectoryError):
         return archives.member(path) or SourceFile(path, problem=NO_FILE)
     except OSError as error:
-        return SourceFile(path, problem=f"cannot be read: {error.strerror}")
+        return SourceFile(path, problem=location.problem(error))
     problem = None if stat.S_ISREG(status.st_mode) else "not a regular file"
     return SourceFile(path, status.st_size, location.changed_ns(status), problem, captions=None)
 

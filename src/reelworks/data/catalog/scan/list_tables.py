@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet
 
-from reelworks.core import text_encoding, user_files
+from reelworks.core import retry, text_encoding, user_files
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.scan import csv_lists, json_lists, list_columns, remote
 from reelworks.data.media import location
@@ -51,7 +51,7 @@ def read(file: MediaPath) -> ListTable:
         UserError: It is missing, damaged, or can be read in several ways.
     """
     try:
-        table, is_plain, notes = _parsed(file)
+        table, is_plain, notes = retry.with_retries(lambda: _parsed(file))
         columns = list_columns.read(table)
     except (OSError, EOFError, zlib.error, ValueError, pa.ArrowException) as error:
         missing = isinstance(error, FileNotFoundError)
@@ -71,19 +71,20 @@ def texts(file: MediaPath) -> Any:
 
 
 def _parsed(file: MediaPath, *, as_texts: bool = False) -> tuple[Any, bool, tuple[str, ...]]:
-    path, suffix, name = Path(str(location.local(remote.current(file)))), list_suffix(file.name), file.name
-    if suffix == ".parquet":
-        return _parquet(path), True, ()
-    user_files.require(path, user_files.LIST)
-    content, notes = _content(path, is_packed=name.lower().endswith(".gz"))
+    with location.local(remote.current(file)) as here:
+        path, suffix, name = Path(str(here)), list_suffix(file.name), file.name
+        if suffix == ".parquet":
+            return _parquet(path), True, ()
+        user_files.require(path, user_files.LIST)
+        content, notes = _content(path, is_packed=name.lower().endswith(".gz"))
 
-    def opened() -> Any:
-        return user_files.opened(path) if content is None else io.BytesIO(content)
+        def opened() -> Any:
+            return user_files.opened(path) if content is None else io.BytesIO(content)
 
-    if suffix in (".csv", ".tsv"):
-        table, is_plain = csv_lists.read(opened, "\t" if suffix == ".tsv" else ",", as_texts=as_texts)
-    else:
-        table, is_plain = json_lists.read(opened, is_lines=suffix != ".json")
+        if suffix in (".csv", ".tsv"):
+            table, is_plain = csv_lists.read(opened, "\t" if suffix == ".tsv" else ",", as_texts=as_texts)
+        else:
+            table, is_plain = json_lists.read(opened, is_lines=suffix != ".json")
     return table, is_plain and content is None, notes
 
 

@@ -156,10 +156,10 @@ def _entries(paths: Any, source: Source) -> list[SourceFile]:
     If all are missing, the folder is probably wrong or not mounted, and the clips must not count as deleted.
     """
     files = list_files.look_up(source, paths.to_pylist())
-    if all(list_files.is_missing(file) or formats.kind_of(file.path) is None for file in files):
+    if all(file.problem is not None for file in files):
         first = f"; the first is {source.url or source.root}/{files[0].path}: {files[0].problem}" if files else ""
         raise ListError(
-            f"none of the {len(files)} files of the list is an existing video or picture{first}",
+            f"none of the {len(files)} files of the list is a video or picture that can be read{first}",
             source,
             code="no-media",
             remedy="check that the disk is mounted, and set root (--root of scan) to the files' folder",

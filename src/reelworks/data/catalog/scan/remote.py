@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import posixpath
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import unquote
 
-from reelworks.core import digests, user_files
+from reelworks.core import digests, retry, user_files
 from reelworks.core.errors import UserError
-from reelworks.core.file_cache import FileCache
 from reelworks.data.catalog.scan import archive
 from reelworks.data.catalog.scan.caption_names import SUFFIXES, CaptionNames
 from reelworks.data.catalog.scan.source_files import (
@@ -30,10 +30,11 @@ from reelworks.data.catalog.scan.source_files import (
 from reelworks.data.media import formats, location
 from reelworks.data.media.location import Location, MediaPath
 
+T = TypeVar("T")
 # Ends of empty objects that consoles and Hadoop write so that a bucket has a folder.
 _FOLDER_MARKERS = ("/", "_$folder$")
-_READ_AHEAD_BYTES = 1 << 18
 _AT_ONCE = 16  # questions to a storage, whose answers take longer to come than to make
+_MOST_UNANSWERED = 5  # files in a row, after which a storage counts as away
 
 
 def list_address(name: str, url: str) -> Listing:
@@ -42,9 +43,8 @@ def list_address(name: str, url: str) -> Listing:
     Raises:
         UserError: The storage cannot be reached, or has no media there.
     """
-    fs, root = location.filesystem(url)
     sidecars: Counter[str] = Counter()
-    entries = settled(_entries(fs, root, _find(fs, root, name, url), sidecars), name)
+    entries = settled(_entries(_Storage(name, url, lists=True), sidecars), name)
     if not any(may_be_read(entry) for entry in entries):
         found = sidecars + Counter(extension_of(entry.path) for entry in entries)
         raise UserError(
@@ -57,91 +57,122 @@ def list_address(name: str, url: str) -> Listing:
     return Listing(entries, note=f"{url}: files beside the clips: {count_text(sidecars)}" if sidecars else None)
 
 
-def _find(fs: Any, root: str, name: str, url: str) -> dict[str, dict[str, Any]]:
-    try:
-        found: dict[str, dict[str, Any]] = fs.find(root, detail=True, refresh=True)
-    except Exception as error:  # libraries of storages raise errors of their own
-        raise UserError(
+class _Storage:
+    """Asks a storage for the files below a dataset's address, and again where it does not answer.
+
+    Attributes:
+        listed: What it lists there, by path; None for a web server that was not asked for that.
+
+    Raises, in all that it does:
+        UserError: The storage cannot be reached.
+    """
+
+    def __init__(self, name: str, url: str, *, lists: bool) -> None:
+        self._name, self.url = name, url
+        self._fs, self._root = location.filesystem(url)
+        self._unanswered = 0
+        self.listed = self._find() if lists else None
+
+    def _find(self) -> dict[str, dict[str, Any]]:
+        try:
+            found: dict[str, dict[str, Any]] = self._fs.find(self._root, detail=True, refresh=True)
+        except Exception as error:  # libraries of storages raise errors of their own
+            raise self._away(error) from error
+        below = {full: info for full, info in found.items() if not full.endswith(_FOLDER_MARKERS)}
+        prefix, read = self._root.rstrip("/") + "/", unquote if location.is_web(self.url) else str
+        return {read(full.removeprefix(prefix)): info for full, info in below.items()}
+
+    def info(self, path: str) -> dict[str, Any]:
+        """Return what `location.remote_info` does."""
+        if self.listed is not None and path not in self.listed:
+            raise FileNotFoundError
+        full, listed = location.address(self._root, path), (self.listed or {}).get(path)
+        return self._ask(lambda: location.remote_info(self._fs, full, listed))
+
+    def members(self, path: str, sidecars: Counter[str]) -> list[SourceFile] | None:
+        """List an archive, or tell why it is not read; None if there is none."""
+        try:
+            info = self.info(path)
+            return self._ask(lambda: self._members(path, info, sidecars))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            return [SourceFile(path, problem=location.problem(error))]
+
+    def _members(self, path: str, info: dict[str, Any], sidecars: Counter[str]) -> list[SourceFile]:
+        version = location.version_of(info)
+        file = Location(location.address(self.url, path), path, size=int(info.get("size") or 0))
+
+        def fetch(target: Path) -> None:
+            with location.opened(file) as content:
+                target.write_text(json.dumps(archive.read(content)), encoding="utf-8")
+
+        key = digests.digest_json(["headers", file.file, file.size, version])
+        with location.cache().held(f"{key}.json", fetch) as kept:
+            headers, damage = json.loads(kept.read_text(encoding="utf-8"))
+        if damage or not version:  # which may be otherwise the next time
+            with suppress(OSError):  # somebody else reads or removes it
+                kept.unlink()
+        contents = archive.ArchiveHeaders([archive.MemberHeader(*header) for header in headers], damage)
+        return archive.members(path, version, contents, sidecars)
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        try:
+            answer = retry.with_retries(question)
+        except OSError as error:
+            self._unanswered = self._unanswered + 1 if retry.is_transient(error) else 0
+            if self._unanswered == _MOST_UNANSWERED:
+                raise self._away(error) from error
+            raise
+        self._unanswered = 0
+        return answer
+
+    def _away(self, error: Exception) -> UserError:
+        return UserError(
             f"the storage cannot be read ({type(error).__name__}: {error})",
             code="storage-unreadable",
-            field=f"dataset {name!r}",
-            value=url,
+            field=f"dataset {self._name!r}",
+            value=self.url,
             remedy="check the address, the network and the credentials, such as AWS_ACCESS_KEY_ID",
-        ) from error
-    return {full: info for full, info in found.items() if not full.endswith(_FOLDER_MARKERS)}
+        )
 
 
-def _entries(fs: Any, root: str, found: dict[str, dict[str, Any]], sidecars: Counter[str]) -> Iterator[SourceFile]:
-    prefix, names = root.rstrip("/") + "/", CaptionNames(found)
-    for full, info in sorted(found.items()):
-        path = full.removeprefix(prefix)
+def _entries(storage: _Storage, sidecars: Counter[str]) -> Iterator[SourceFile]:
+    names = CaptionNames(storage.listed or ())
+    for path in sorted(storage.listed or ()):
         if is_hidden(path):
             continue
         if formats.is_archive(path):
-            yield from _members(fs, full, path, info, sidecars)
+            yield from storage.members(path, sidecars) or ()
         elif formats.is_sidecar(posixpath.basename(path)):
             sidecars.update([] if path.lower().endswith(SUFFIXES) else [extension_of(path)])
         else:
-            yield _file(fs, full, path, info, names)
+            yield _file(storage, path, names)
 
 
-def _file(fs: Any, full: str, path: str, listed: dict[str, Any] | None, names: CaptionNames) -> SourceFile:
+def _file(storage: _Storage, path: str, names: CaptionNames) -> SourceFile:
     problem = None if formats.kind_of(path) else formats.why_not_read(path)
     try:
-        info = listed if listed and problem else location.remote_info(fs, full, listed)
+        info = storage.listed[path] if problem and storage.listed else storage.info(path)
+    except FileNotFoundError:
+        return SourceFile(path, problem=NO_FILE)
     except OSError as error:
-        return _unreadable(path, error)
+        return SourceFile(path, problem=location.problem(error))
     size = int(info.get("size") or 0)
-    return SourceFile(path, size, location.version_of(info), problem, captions=names.files_of(full))
-
-
-def _members(fs: Any, full: str, path: str, info: dict[str, Any], sidecars: Counter[str]) -> list[SourceFile]:
-    try:
-        info = location.remote_info(fs, full, info)
-        return archive.members(path, location.version_of(info), _contents(fs, full, info), sidecars)
-    except OSError as error:
-        return [_unreadable(path, error)]
-
-
-def _contents(fs: Any, full: str, info: dict[str, Any]) -> archive.ArchiveHeaders:
-    """Read the headers of an archive, or what is kept of them for its version."""
-
-    def fetch(target: Path) -> None:
-        # Of large members, little more than the headers is read; small ones are not worth a request for each.
-        with location.reached(), fs.open(full, "rb", block_size=_READ_AHEAD_BYTES) as file:
-            target.write_text(json.dumps(archive.read(file)), encoding="utf-8")
-
-    version = location.version_of(info)
-    key = digests.digest_json(["headers", str(fs.unstrip_protocol(full)), info.get("size"), version])
-    kept = FileCache.from_environment().get(f"{key}.json", fetch)
-    headers, damage = json.loads(kept.read_text(encoding="utf-8"))
-    if damage or not version:  # which may be otherwise the next time
-        kept.unlink(missing_ok=True)
-    return archive.ArchiveHeaders([archive.MemberHeader(*header) for header in headers], damage)
+    return SourceFile(path, size, location.version_of(info), problem, captions=names.files_of(path))
 
 
 def look_up(name: str, url: str, paths: Sequence[str]) -> list[SourceFile]:
     """Look up the files of a list below an address; a missing one becomes an entry with that problem.
 
     Storages that can list a folder are asked once for all files, web servers for each.
+
+    Raises:
+        UserError: The storage cannot be reached.
     """
-    fs, root = location.filesystem(url)
-    prefix = root.rstrip("/") + "/"
-    is_web = url.startswith(("http://", "https://"))
-    found = {} if is_web else _find(fs, root, name, url)
-
-    def info_of(path: str) -> dict[str, Any] | None:
-        if not is_web:
-            return found.get(prefix + path)
-        with suppress(FileNotFoundError):
-            return location.remote_info(fs, prefix + path)
-        return None
-
-    def members(path: str) -> list[SourceFile] | None:
-        info = info_of(path)
-        return None if info is None else _members(fs, prefix + path, path, info, Counter())
-
-    archives, names = archive.Archives(members), CaptionNames(found)
+    storage = _Storage(name, url, lists=not location.is_web(url))
+    archives = archive.Archives(lambda path: storage.members(path, Counter()))
+    names = CaptionNames(storage.listed or ())
 
     def entry(path: str) -> SourceFile:
         if formats.kind_of(path) is None:
@@ -149,13 +180,8 @@ def look_up(name: str, url: str, paths: Sequence[str]) -> list[SourceFile]:
         inside = archives.member(path)
         if inside is not None and inside.problem is None:
             return inside
-        try:
-            info = info_of(path)
-        except OSError as error:
-            return _unreadable(path, error)
-        if info is None:
-            return inside or SourceFile(path, problem=NO_FILE)
-        return _file(fs, prefix + path, path, info, names)
+        file = _file(storage, path, names)
+        return inside or file if file.problem == NO_FILE else file
 
     for path in paths:  # so that each archive is read once, and its members are not asked for
         archives.member(path)
@@ -167,10 +193,7 @@ def current(file: MediaPath) -> MediaPath:
     """Return a list's location as it is now, so that a changed remote file is not read from an old copy."""
     if not isinstance(file, Location):
         return file
-    info = location.remote_info(*location.filesystem(file.file))
-    user_files.require_size(file, int(info.get("size") or 0), user_files.LIST)
-    return replace(file, version=location.version_of(info))
-
-
-def _unreadable(path: str, error: OSError) -> SourceFile:
-    return SourceFile(path, problem=f"cannot be read: {error.strerror or error}")
+    info = retry.with_retries(lambda: location.remote_info(*location.filesystem(file.file)))
+    size = int(info.get("size") or 0)
+    user_files.require_size(file, size, user_files.LIST)
+    return replace(file, size=size, version=location.version_of(info))

@@ -26,6 +26,7 @@ from reelworks.data.media.formats import is_sound, kind_of
 from reelworks.data.media.frame_index import PackedTimes
 
 _ROWS_PER_BATCH = 8192  # rows collected as Python values before they are converted to Arrow arrays
+_NOT_READ = "no answer from the storage, of which the catalog stays as it was"
 _LEFT_WHOLE = "the frames of an animated picture, which is left whole: convert it to MP4 to cut it"
 
 
@@ -183,6 +184,8 @@ class Update:
         position, captions = int(listed.position[number]), listed.files.captions
         measured = finding.probe is not None or finding.error is not None
         error = finding.error if measured else self._live.error[position].as_py()
+        if error is not None and error.startswith(location.UNREACHED) and self._keep(listed, request, number):
+            return
         if error is not None:
             self.bad_files.append((str(request.file), error))
         for note in () if finding.probe is None else finding.probe.notes:
@@ -223,6 +226,20 @@ class Update:
             measures = finding.probe.values() | clip._asdict()
             if not self._stays(position, listed, number, values | measures):
                 self._wait(-1, values | self._listed_values(listed, number) | measures | {"uid": uid})
+
+    def _keep(self, listed: Listed, request: FileRequest, number: int) -> bool:
+        """Leave the rows of a file, or of the members of an archive, that is not read now; return whether any can be trained on."""
+        path, paths = listed.files.entries[number].path, self._live.path
+        there = as_numpy(pc.or_(pc.equal(paths, path), pc.starts_with(paths, f"{path}/")))
+        there &= self._live.of_datasets([listed.dataset])
+        if request.clip:  # one of several rows of a list
+            there &= np.arange(len(there)) == listed.position[number]
+        if not (there & self._live.readable).any():
+            return False
+        self._listed |= there
+        self.unchanged += int(there.sum())
+        self.noted[_NOT_READ].append(str(request.file))
+        return True
 
     def _stays(self, position: int, listed: Listed, number: int, values: dict[str, Any]) -> bool:
         """Count a clip as new, changed or unchanged, and return whether its live row stays: it tells the file as it is now."""
@@ -295,7 +312,7 @@ class Update:
             "shows, and had not chosen streams and crops of containers as players do"
         )
         return [again] * bool(self.outdated) + [
-            f"{units.plural(len(of), 'video')} with {note}; the first is {of[0]}" for note, of in self.noted.items()
+            f"{units.plural(len(of), 'file')} with {note}; the first is {of[0]}" for note, of in self.noted.items()
         ]
 
     def retired(self, datasets: Sequence[str]) -> NDArray[np.int64]:
