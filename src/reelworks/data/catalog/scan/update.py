@@ -26,7 +26,7 @@ from reelworks.data.media.formats import is_sound, kind_of
 from reelworks.data.media.frame_index import PackedTimes
 
 _ROWS_PER_BATCH = 8192  # rows collected as Python values before they are converted to Arrow arrays
-_NOT_READ = "no answer from the storage, of which the catalog stays as it was"
+_NOT_READ = "content that the storage did not give, so that its rows stay"
 _LEFT_WHOLE = "the frames of an animated picture, which is left whole: convert it to MP4 to cut it"
 
 
@@ -185,6 +185,7 @@ class Update:
         measured = finding.probe is not None or finding.error is not None
         error = finding.error if measured else self._live.error[position].as_py()
         if error is not None and error.startswith(location.UNREACHED) and self._keep(listed, request, number):
+            self.noted[_NOT_READ].append(f"{request.file}: {error}")
             return
         if error is not None:
             self.bad_files.append((str(request.file), error))
@@ -238,7 +239,6 @@ class Update:
             return False
         self._listed |= there
         self.unchanged += int(there.sum())
-        self.noted[_NOT_READ].append(str(request.file))
         return True
 
     def _stays(self, position: int, listed: Listed, number: int, values: dict[str, Any]) -> bool:
