@@ -77,6 +77,15 @@ def test_a_run_killed_at_many_points_equals_the_uninterrupted_one(tiny, tmp_path
     assert final_state(killed) == final_state(calm)
 
 
+def test_a_run_killed_right_after_its_last_save_has_all_that_follows_a_save(tiny, tmp_path):
+    changes = {"train": {"max_steps": 1}, "exports": {"weights": "ema", "every_n_saves": 9}}
+    assert children.train(tiny(**changes), fault=("after the commit's rename", 1)) == [killing.SELF_KILLED]
+    assert not [*(tmp_path / "run" / "exports").glob("*")]
+    assert children.train(tiny(**changes)) == [0]
+    told = events.timeline(RunFolder(tmp_path / "run").events_file, "checkpoint", "export", "stop")
+    assert [(event["kind"], event["step"]) for event in told] == [("checkpoint", 1), ("export", 1), ("stop", 1)]
+
+
 def test_the_run_records_its_threads(tiny, tmp_path):
     assert children.train(tiny(train={"max_steps": 1})) == [0]
     start = next(events.read(RunFolder(tmp_path / "run").events_file, "start"))

@@ -289,6 +289,32 @@ def test_products_of_shards_go_as_a_whole(run: RunFolder, monkeypatch: pytest.Mo
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("shard_bytes", [8, 100])
+def test_a_product_is_written_again_exactly_if_it_is_not_whole_or_of_another_save(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, shard_bytes: int
+) -> None:
+    """As after a kill while it was written, or where the run went back and saved the same step again."""
+    monkeypatch.setattr(safetensors_file.write, "__defaults__", (shard_bytes,))
+    store, config = CheckpointFolder(run.checkpoints_folder), ExportsConfig(weights="model")
+
+    def product(value: float) -> bool:
+        values = {"model": {"a": torch.zeros(4), "b": torch.full((4,), value)}, "ema": {}}
+        return bool(exports_folder.write(run, commit.save(store, 10, values).info.path, config, step=10, epoch=0))
+
+    def values() -> list[float]:
+        parts = [load_file(path) for path in run.exports_folder.glob("*.safetensors")]
+        return next(part["b"] for part in parts if "b" in part).tolist()
+
+    assert [product(1.0), product(1.0)] == [True, False]
+    assert product(2.0)
+    assert values() == [2.0] * 4
+    last = sorted(run.exports_folder.iterdir(), key=lambda path: "index" in path.name)[-1]
+    last.unlink()
+    assert [product(2.0), product(2.0)] == [True, False]
+    last.write_bytes(b"[")
+    assert [product(2.0), product(2.0)] == [True, False]
+
+
 def test_saves_of_a_branch_that_the_run_left_bring_no_product(run: RunFolder) -> None:
     config = ExportsConfig(weights="model", every_n_saves=3, keep_last=None)
     assert [step for step in (10, 20, 30, 40, 50) if save(run, step, config)] == [30]

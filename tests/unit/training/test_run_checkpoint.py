@@ -21,15 +21,20 @@ import torch
 from refused import refused
 
 from reelworks.core import storage
+from reelworks.data.checkpoint import save
 from reelworks.data.checkpoint.config import CheckpointsConfig
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader.position import Counts, next_epoch
+from reelworks.data.run import events
 from reelworks.data.run.events import EventLog
 from reelworks.data.schedule.cursor import Aliases, Excluded
+from reelworks.models.export.config import ExportsConfig
 from reelworks.training.assembly import build
 from reelworks.training.loop import checkpointing, open_run, resume, training_loop
 from reelworks.training.loop.checkpointing import CheckpointManager
 from reelworks.training.observers.run_logger import RunLogger
+from reelworks.training.recipe import recipe_file
+from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step.spikes import SpikeGroup
 from reelworks.training.step.state import TrainState
 from reelworks.training.step.step_sums import StepFlags
@@ -206,6 +211,51 @@ def test_a_stricter_policy_makes_room_for_the_first_save_of_a_start(begun: Any, 
         again.after_step(replace(one.position, global_step=4), {}, QUIET, 0.1)
         again.save_last(replace(one.position, global_step=4), {}, is_over=True)
     assert one.run.store.steps() == [4]
+
+
+@pytest.mark.parametrize(
+    ("every_n_saves", "is_last", "exported"), [(1, False, [2]), (2, False, [2]), (3, False, []), (9, True, [2])]
+)
+@pytest.mark.parametrize("killed", ["before the export", "before its checkpoint was told", "after all"])
+def test_a_start_makes_up_what_a_kill_left_out_after_the_save_that_it_resumes_from(
+    begun: Any, every_n_saves: int, is_last: bool, exported: list[int], killed: str
+) -> None:
+    one = begun()
+    made = one.made.model_copy(update={"exports": ExportsConfig(weights="model", every_n_saves=every_n_saves)})
+    one.run.folder.keep_recipe(recipe_file.dump(made))
+
+    def start(resumed_from: int | None, made: Recipe) -> CheckpointManager:
+        return CheckpointManager(one.run, replace(one.data, recipe=made), one.model, one.log, None, resumed_from)
+
+    manager = start(None, made if killed == "after all" else one.made)
+    for step in (1, 2):
+        if killed.startswith("before its"):
+            state = one.state.state_dict()
+            save.save(one.run.store, step, state, **manager._details(replace(one.position, global_step=step), {}))
+        else:
+            manager.save_last(replace(one.position, global_step=step), {}, is_over=False)
+    for _ in range(2):
+        start(2, made).make_up(is_last=is_last)
+    found = [int(path.name[5:14]) for path in sorted(one.run.folder.exports_folder.iterdir())]
+    assert found == ([1, 2] if killed == "after all" and every_n_saves == 1 else exported)
+    told = [*events.read(one.run.folder.events_file, "checkpoint", "export")]
+    steps = [event["step"] for event in told if event["kind"] == "checkpoint"]
+    assert steps == ([2] if killed.startswith("before its") else [1, 2])
+    assert len([event for event in told if event["kind"] == "export"]) == len(found)
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_the_last_of_a_training_is_exported_where_its_step_was_saved_before(begun: Any, is_over: bool) -> None:
+    """As where no clip is drawn in the epochs that are left."""
+    one = begun(every_steps=1)
+    made = one.made.model_copy(update={"exports": ExportsConfig(weights="model", every_n_saves=9)})
+    one.run.folder.keep_recipe(recipe_file.dump(made))
+    manager = CheckpointManager(one.run, replace(one.data, recipe=made), one.model, one.log, None, None)
+    position = replace(one.position, global_step=1)
+    manager.after_step(position, {}, QUIET, 0.1)
+    assert manager.exported == []
+    manager.save_last(position, {}, is_over=is_over)
+    assert [path.is_file() for path in manager.exported] == [True] * is_over
 
 
 @pytest.mark.parametrize("applied", [True, False])

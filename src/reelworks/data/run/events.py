@@ -28,7 +28,7 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
     validation  loss, loss_by_time {"100": loss, ...}, loss_by_bucket {name: loss}, clips, unread (clips that could not be
                 decoded), measured_on (digest; only losses with equal ones are compared), is_comparable, seconds
     clip_losses clips, seconds: a round of measurements with fixed noise
-    checkpoint  name, bytes, seconds
+    checkpoint  name, bytes, seconds (null if a kill came right after the save)
     retention   kept [{step, reasons}], deleted [{step, reasons}]
     mirrored    bytes, seconds: the step's checkpoint is in the mirror
     mirror_skipped    newer (step): the checkpoint was not mirrored, because a newer one was waiting

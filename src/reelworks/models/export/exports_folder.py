@@ -13,10 +13,11 @@ from typing import Literal
 
 from safetensors import SafetensorError, safe_open
 
-from reelworks.core import storage, units
+from reelworks.core import storage, units, user_files
 from reelworks.core.log import logger
-from reelworks.data.checkpoint import names
+from reelworks.data.checkpoint import names, verify
 from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run import history
 from reelworks.data.run.folder import RunFolder
 from reelworks.models.adapters.conventions import CONVENTIONS
 from reelworks.models.export import export
@@ -42,28 +43,33 @@ def path_of(run: RunFolder, step: int, weights: Weights, lora: str | None = None
 def write(
     run: RunFolder, checkpoint: Path, config: ExportsConfig, *, step: int, epoch: int, is_last: bool = False
 ) -> list[Path]:
-    """Write a checkpoint's weights if the recipe's `[exports]` are due, or it is the last; on rank 0, right after the commit.
+    """Write a checkpoint's weights if the recipe's `[exports]` are due, or it is the last, unless they are there; on rank 0.
 
-    The run's `recipe.toml` must be the present start's; `epoch` counts from 0. The files are returned without shard
-    numbers where they were cut into shards. Raises as `export.export_checkpoint` does; the checkpoint is not affected.
+    `epoch` counts from 0. The files are returned without shard numbers where they were cut into shards. Raises as
+    `export.export_checkpoint` does; the checkpoint is not affected.
     """
-    weights = config.weights
+    weights, folder = config.weights, run.exports_folder
     if weights is None:
         return []
-    written = []
-    with export.raising_export_failed(run.exports_folder):
-        about = _about(run, config, step, epoch, is_last=is_last)
-        if about is None:
-            return []
+    with export.raising_export_failed(folder):
+        storage.mkdirs(folder)
+        for path in folder.iterdir():
+            if _LEFTOVER.fullmatch(path.name):  # of a process that died
+                storage.unlink(path)
+        recipe = history.recipe_of(run, step)
         # Full weights give None for every convention, and are written once.
-        files = list(dict.fromkeys(lora_file_of(run.recipe_file, format) for format in config.formats))
-        for lora in files:
-            target = path_of(run, step, weights, lora.format if lora else None)
+        loras = dict.fromkeys(lora_file_of(recipe, format) for format in config.formats)
+        targets = {path_of(run, step, weights, lora.format if lora else None): lora for lora in loras}
+        files = [file for target, lora in targets.items() for file in (lora.files(target) if lora else [target])]
+        marks = dict([_KEPT_BY, ("save_id", verify.save_id(checkpoint))])
+        are_there = all(marks.items() <= _header(file).items() for file in files)
+        if are_there or not (is_last or _is_due(run, weights, config.every_n_saves, step)):
+            return []
+        about = export.describe_run(run_id=run.info().id, recipe=recipe, step=step, epoch=epoch) | marks
+        for target, lora in targets.items():
             export.export_checkpoint(checkpoint, target, weights=weights, dtype=config.dtype, about=about, lora=lora)
-            written += lora.files(target) if lora else [target]
-        kept = _kept(run.exports_folder, config.keep_last, is_lora=None not in files)
-        _retire(run.exports_folder, weights, step, kept)
-    return written
+        _retire(folder, weights, step, _kept(folder, config.keep_last, is_lora=None not in loras))
+    return files
 
 
 def how_to_use(files: Sequence[Path]) -> list[str]:
@@ -79,25 +85,16 @@ def how_to_use(files: Sequence[Path]) -> list[str]:
     return lines
 
 
-def _about(run: RunFolder, config: ExportsConfig, step: int, epoch: int, *, is_last: bool) -> dict[str, str] | None:
-    """Return the texts of the file's header; None if no export is due at this save."""
-    folder = run.exports_folder
-    storage.mkdirs(folder)
-    for path in folder.iterdir():
-        if _LEFTOVER.fullmatch(path.name):  # of a process that died
-            storage.unlink(path)
-    assert config.weights is not None
-    exported = max((earlier for earlier in _ours(folder, config.weights) if earlier < step), default=-1)
+def _is_due(run: RunFolder, weights: Weights, every_n_saves: int, step: int) -> bool:
+    """Whether a save is the n-th one since the last export before it."""
+    exported = max((earlier for earlier in _ours(run.exports_folder, weights) if earlier < step), default=-1)
     saves = set[int]()
     for event in CheckpointFolder(run.checkpoints_folder).history():
         if event["event"] == "saved":
             saves.add(event["step"])
         elif event["event"] == "quarantined":  # such as one of a branch that the run left
             saves.discard(event["step"])
-    if not is_last and sum(saved > exported for saved in saves | {step}) < config.every_n_saves:
-        return None
-    about = export.describe_run(run_id=run.info().id, recipe=run.recipe_file, step=step, epoch=epoch)
-    return {**about, **dict([_KEPT_BY])}
+    return sum(exported < saved for saved in saves | {step}) >= every_n_saves
 
 
 def _kept(folder: Path, keep_last: int | Literal["auto"] | None, *, is_lora: bool) -> int | None:
@@ -134,14 +131,18 @@ def _ours(folder: Path, weights: Weights) -> dict[int, list[Path]]:
     for path in sorted(folder.iterdir()):
         match = _NAME.fullmatch(path.name)
         step = names.parse_step(match[1]) if match and match[2] == weights else None
-        if step is not None and _is_ours(path):
+        if step is not None and _KEPT_BY in _header(path).items():
             ours.setdefault(step, []).append(path)
     return ours
 
 
-def _is_ours(path: Path) -> bool:
+def _header(path: Path) -> dict[str, str]:
+    """Return the texts in the header of a file, or in the index of one that was cut into shards; none if there is none."""
+    index = path.with_name(path.name + INDEX_SUFFIX)
     try:
+        if index.is_file():
+            return dict(user_files.read_json(index)["metadata"])
         with safe_open(path, "numpy") as file:
-            return _KEPT_BY in (file.metadata() or {}).items()
-    except (OSError, SafetensorError):
-        return False
+            return file.metadata() or {}
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError):
+        return {}

@@ -19,6 +19,7 @@ from reelworks.data.checkpoint.policy import CheckpointFacts, as_event, score, s
 from reelworks.data.checkpoint.save import DiskFull, Saved, SaveDetails, SaveFailed
 from reelworks.data.distributed import collectives
 from reelworks.data.loader.position import DataPosition
+from reelworks.data.run import events
 from reelworks.data.schedule.cursor import Aliases, Cursor, Excluded
 from reelworks.models.base_model import Base, require_same_adapter
 from reelworks.models.export import export, exports_folder
@@ -130,7 +131,7 @@ class CheckpointManager:
         self.saved_step = resumed_from  # of the newest save, which may still be written
         self._last_save_began = time.monotonic()
         self._retry_at: float | None = None  # time to repeat a failed save
-        self._has_warned_of_grace = self._is_over = False
+        self._has_warned_of_grace = False
         self._needs_room = True  # the policy may be stricter than that of the last start, or the last save did not fit
         self._step_seconds = 0.0
         self.observers: Sequence[StepObserver] = ()  # those that keep files in checkpoints
@@ -145,6 +146,19 @@ class CheckpointManager:
                 cursor = json.loads(load.read_extra(info.path, names.CURSOR))
                 in_use.add((cursor["data_restarts"], cursor["epoch"]))
         return in_use
+
+    def make_up(self, *, is_last: bool) -> None:
+        """Tell and export the checkpoint that this start resumes from, where a kill left no time for it.
+
+        `is_last` tells whether that is the last one of the training or a stage.
+        """
+        step = self.saved_step
+        if step is None or not self._world.is_main:
+            return
+        if all(event["step"] != step for event in events.timeline(self._run.folder.events_file, "checkpoint")):
+            info = self._store.info(step)
+            self._log.event("checkpoint", step=step, name=info.path.name, bytes=info.num_bytes, seconds=None)
+        self._export(is_last=is_last)
 
     def has_metrics(self, step: int, names: Collection[str]) -> bool:
         """Whether the checkpoint of a step holds one of these metrics; equal on all ranks."""
@@ -192,12 +206,12 @@ class CheckpointManager:
         """Save at the end of training, whose weights are exported, or on a signal, after an asynchronous save. Collective."""
         if self._background.step is not None:
             self._finish_background(None)
-        self._is_over = is_over
         if self.saved_step == position.global_step:
+            self._export(is_last=is_over)
             return
         try:
             self._prepare(position.global_step)
-            self._save_now(position, metrics)
+            self._save_now(position, metrics, is_last=is_over)
         except SaveFailed as error:
             self._log.event("unsaved", step=position.global_step, reason=error.problem)
             if isinstance(error, DiskFull) and self._config.on_full == "weights-only":
@@ -260,13 +274,13 @@ class CheckpointManager:
             logger.info("step %d is saved while training waits: %s", step, lack)
         return not lack
 
-    def _save_now(self, position: DataPosition, metrics: dict[str, float]) -> None:
+    def _save_now(self, position: DataPosition, metrics: dict[str, float], *, is_last: bool = False) -> None:
         step, state, details = position.global_step, self._state.state_dict(), self._details(position, metrics)
         with log.stage(f"saving step {step}"):
             saved = save.save(self._store, step, state, **details)
         self.saved_step = step
         self._end_request()
-        self._after_publishing(saved)
+        self._after_publishing(saved, is_last=is_last)
 
     def _details(self, position: DataPosition, metrics: dict[str, float]) -> SaveDetails:
         # Files other than tensors: the position in the data, recent losses, the LoRA's base.
@@ -306,19 +320,18 @@ class CheckpointManager:
                 self.saved_step = None
             self._fail(step, error, position)
             return
-        self._after_publishing(saved)
+        self._after_publishing(saved, is_last=False)
 
-    def _after_publishing(self, saved: Saved) -> None:
+    def _after_publishing(self, saved: Saved, *, is_last: bool) -> None:
         """Log and mirror a new checkpoint, delete old ones, export its weights, and compare with the grace period."""
         self._retry_at, self._needs_room = None, False
         step, name = saved.info.step, saved.info.path.name
         self._log.event("checkpoint", step=step, name=name, bytes=saved.bytes, seconds=saved.seconds)
         logger.info("saved step %d: %s, %.1f s", step, units.size(saved.bytes), saved.seconds)
-        if self._world.is_main:
-            if self._mirror is not None:
-                self._mirror.offer(step)
-            if self._retain(step):
-                self._export(saved)
+        if self._mirror is not None:
+            self._mirror.offer(step)
+        if self._world.is_main and self._retain(step):
+            self._export(is_last=is_last)
         # The step during which a signal arrives is not the last one: the next step still runs before the save.
         grace, needed = self._config.grace_seconds, 2 * self._step_seconds + saved.seconds
         if grace is not None and needed > grace and not self._has_warned_of_grace:
@@ -339,12 +352,14 @@ class CheckpointManager:
         self._log.event("retention", step=step, **as_event(decisions))
         return True
 
-    def _export(self, saved: Saved) -> None:
-        """Export the weights that the recipe asks for; training continues if it fails."""
-        step, path = saved.info.step, saved.info.path
+    def _export(self, *, is_last: bool) -> None:
+        """Export what the recipe asks for of the newest save, unless it is there; training continues if that fails."""
+        step = self.saved_step
+        if step is None or not self._world.is_main:
+            return
+        path, config = self._store.path(step), self._recipe.exports
         epoch = json.loads(load.read_extra(path, names.CURSOR))["epoch"]
         try:
-            config, is_last = self._recipe.exports, self._is_over
             written = exports_folder.write(self._run.folder, path, config, step=step, epoch=epoch, is_last=is_last)
         except UserError as error:
             logger.warning(error)

@@ -113,6 +113,7 @@ class Trainer:
         is_done = now.is_over()
         if is_done:
             self._tell_that_nothing_is_left(now)
+        self._checkpoints.make_up(is_last=is_done or now.begins_stage)
         self._each(lambda observer: observer.begin(now))
         self._state.observed.clear()
         return not is_done
