@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import prepare_files as files
 import pytest
 
 from reelworks.core import results
+from reelworks.training.encoding.precompute import reachable
 from reelworks.training.plan import plan_report
 from reelworks.training.recipe import dataset
 from reelworks.training.recipe.dataset import RecipeData
@@ -25,10 +27,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def open_data(folder: Path, incomplete_batch: str, small: str = "48px") -> RecipeData:
+def open_data(folder: Path, incomplete_batch: str, small: str = "48px", **of_entries: float) -> RecipeData:
     recipe = files.recipe(
         folder,
-        bucket=[{"resolution": size, "num_frames": 1, "batch_size": 4} for size in ("80px", small)],
+        bucket=[{"resolution": size, "num_frames": 1, "batch_size": 4, **of_entries} for size in ("80px", small)],
         buckets={
             "aspect_ratios": ["1:1", "16:9", "9:16", "4:3", "3:4", "21:9", "9:21"],
             "incomplete_batch": incomplete_batch,
@@ -50,6 +52,30 @@ def test_all_are_trained_in_every_epoch(folder: Path, incomplete_batch: str) -> 
         assert told["planned"] == sum(bucket["clips"] for bucket in told["buckets"]) == 20
         full = np.diff(made.offsets) == 4
         assert full.all() == (incomplete_batch in ("pad", "repeat"))
+
+
+@pytest.mark.parametrize("incomplete_batch", ["partial", "pad", "merge", "repeat"])
+@pytest.mark.parametrize("of_entries", [{}, {"batch_size": 1000}, {"batch_size": 1000, "keep_prob": 0.5}])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_no_micro_batch_is_larger_than_those_that_memory_is_tried_with(
+    folder: Path, incomplete_batch: str, of_entries: dict[str, float], ranks: int
+) -> None:
+    """`ranks` train whole micro-batches side by side, as a column of the plan."""
+    data = open_data(folder, incomplete_batch, **of_entries)
+    buckets = tuple(replace(bucket, parts=ranks) for bucket in data.table.buckets)
+    data = data.with_table(replace(data.table, buckets=buckets))
+    spec, size = data.plan_spec(2, 1), of_entries.get("batch_size", 4)
+    plans = [data.plan(spec, epoch) for epoch in range(4)]
+    largest = np.zeros((len(plans), len(buckets)), dtype=np.int64)
+    for of_epoch, plan in zip(largest, plans, strict=True):
+        np.maximum.at(of_epoch, plan.micro_bucket, -(-np.diff(plan.offsets) // ranks))
+    tried = data.table_of_plans().batch_sizes()
+    assert (tried >= largest).all()
+    assert (tried == (size if incomplete_batch in ("pad", "repeat") else min(size, -(-20 // ranks)))).all()
+    if not reachable.varies(data):
+        of_plan = data.table_of_plans(plans[0]).batch_sizes()
+        used = largest[0] > 0
+        assert (of_plan[used] == largest[:, used]).all()
 
 
 def test_merged_ones_are_few_and_shown_smaller_but_never_enlarged(folder: Path) -> None:

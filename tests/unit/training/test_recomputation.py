@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import prepare_files
 import pytest
 import tiny_recipe
 import torch
@@ -234,6 +235,10 @@ def test_a_gpu_with_less_memory_recomputes_more_and_one_with_more_keeps_what_was
         recipe = recomputation.settled(made, bucket_table(made), Cards(10**15))
         table = bucket_table(recipe)
 
+        @classmethod
+        def table_of_plans(cls) -> BucketTable:
+            return cls.table
+
     assert set(recomputation.raised(Data, Cards(None))) == set(recomputation.raised(Data, Cards(10**15))) == {False}
     less = recomputation.raised(Data, Cards(1))
     assert set(less) == {True}
@@ -244,6 +249,16 @@ def test_a_gpu_with_less_memory_recomputes_more_and_one_with_more_keeps_what_was
     Data.table = bucket_table(Data.recipe)
     assert recomputation.raised(Data, Cards(10**15)) == less
     assert recomputation.raised(type("Fixed", (), {"recipe": recipe(**FIXED), "table": Data.table}), Cards(1)) == ()
+
+
+def test_what_is_recomputed_is_of_micro_batches_that_the_clips_can_fill(tmp_path: Path) -> None:
+    for i in range(3):
+        prepare_files.picture(tmp_path / "data" / f"{i}.png", grey=i)
+    bucket = [{"resolution": "48px", "num_frames": 1, "batch_size": 65_536}]
+    made = published(bucket=bucket, dataset=[{"path": str(tmp_path / "data")}], output=str(tmp_path / "run"))
+    data = recomputation.settle(prepare_files.opened(made), Cards(24 * 10**9))
+    assert data.recipe.buckets.gradient_checkpointing == {"48px ×1": False}
+    assert set(recomputation.raised(data, Cards(24 * 10**9))) == {False}
 
 
 def test_published_networks_need_no_torch_to_choose() -> None:

@@ -30,7 +30,7 @@ from reelworks.data.run.events import EventLog
 from reelworks.data.schedule.cursor import Aliases, Excluded
 from reelworks.models.export.config import ExportsConfig
 from reelworks.training.assembly import build
-from reelworks.training.loop import checkpointing, open_run, resume, training_loop
+from reelworks.training.loop import checkpointing, open_run, resume, start, training_loop
 from reelworks.training.loop.checkpointing import CheckpointManager
 from reelworks.training.observers.run_logger import RunLogger
 from reelworks.training.recipe import recipe_file
@@ -256,6 +256,27 @@ def test_the_last_of_a_training_is_exported_where_its_step_was_saved_before(begu
     assert manager.exported == []
     manager.save_last(position, {}, is_over=is_over)
     assert [path.is_file() for path in manager.exported] == [True] * is_over
+
+
+@pytest.mark.parametrize(
+    ("incomplete_batch", "segment", "tried"), [("partial", 0, 4), ("partial", 1, 5), ("repeat", 0, 1000)]
+)
+def test_memory_is_tried_with_the_largest_micro_batch_that_a_plan_may_have(
+    begun: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, incomplete_batch: str, segment: int, tried: int
+) -> None:
+    """Of five pictures, one has a bucket for itself; the rest of an epoch may have fewer than the next."""
+    prepare_files.picture(tmp_path / "data" / "square.png", (48, 48))
+    one, clips = begun(), list[int]()
+    buckets = {"aspect_ratios": ["4:3", "3:4", "1:1"], "incomplete_batch": incomplete_batch}
+    bucket = [{"resolution": "48px", "num_frames": 1, "batch_size": 1000}]
+    data = one.data.with_buckets(prepare_files.recipe(tmp_path, bucket=bucket, buckets=buckets))
+    position, _ = next_epoch(data, data.plan_spec(1, 1), None)
+    monkeypatch.setattr(start.dry_run, "rehearse", lambda *args, **named: clips.append(named["clips"]))
+    started = SimpleNamespace(run=one.run, data=data, request=SimpleNamespace(debug=False))
+    boundary, sequence = SimpleNamespace(denoiser=None), SimpleNamespace(use=lambda degree: None)
+    model = SimpleNamespace(recomputation=(), sequence=sequence, boundary=boundary, encoder=None, state=one.state)
+    start.rehearse(started, model, replace(position, segment=segment))
+    assert clips == [tried]
 
 
 @pytest.mark.parametrize("applied", [True, False])

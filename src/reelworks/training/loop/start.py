@@ -24,6 +24,7 @@ from reelworks.models.sequence.sequence_parallel import SequenceParallel
 from reelworks.training.assembly import build, preview_model
 from reelworks.training.assembly.build import TrainedModel
 from reelworks.training.encoding.encoders import FrozenEncoders
+from reelworks.training.encoding.precompute import reachable
 from reelworks.training.encoding.precompute.encode_worker import Progress
 from reelworks.training.encoding.stored_batches import StoredLatents
 from reelworks.training.loop import open_run, rendezvous, resume
@@ -168,8 +169,11 @@ def build_model(started: StartedStage, sources: Mapping[str, str], encoders: Fro
 
 
 def rehearse(started: StartedStage, model: TrainedModel, position: DataPosition) -> None:
-    """Run the largest planned bucket once: a lack of memory shows before the first step, or not at all."""
+    """Run the largest planned micro-batch once: a lack of memory shows before the first step, or not at all."""
     run, data = started.run, started.data
+    # The rest of an epoch may have fewer clips than the next one.
+    is_alike = position.segment == 0 and not reachable.varies(data)
+    table = data.table_of_plans(position.plan if is_alike else None)
     planned = set(position.plan.micro_bucket.tolist()) or {0}  # the plan is empty if nothing is left of the epoch
     levels = model.recomputation or (None,) * len(data.table.buckets)
     # The largest of each may need the most memory.
@@ -179,7 +183,7 @@ def rehearse(started: StartedStage, model: TrainedModel, position: DataPosition)
     snapshot = run.folder.snapshot_file(run.world.rank)
     with log.stage("running the largest bucket once"):
         for indices in filter(None, of_levels.values()):
-            bucket = dry_run.largest(data.table, indices)
+            bucket = dry_run.largest(table, indices)
             clips = bucket.batch_size * data.recipe.clips_per_place
             model.sequence.use(bucket.sequence_degree)
             level = recompute.of_eager_pass(levels[min(indices)] or False, compiles=data.recipe.train.compile)

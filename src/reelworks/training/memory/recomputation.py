@@ -53,7 +53,7 @@ class Cards:
 
 def settle(data: RecipeData, cards: Cards) -> RecipeData:
     """Return the dataset of a recipe with the recomputation of its entries; see `settled`."""
-    recipe = settled(data.recipe, data.table, cards)
+    recipe = settled(data.recipe, data.table_of_plans(), cards)
     return data if recipe is data.recipe else data.with_buckets(recipe)
 
 
@@ -184,7 +184,7 @@ def raised(data: RecipeData, cards: Cards) -> tuple[Recomputation, ...]:
         own = planned[bucket.name]
         return (own, *(rung for rung in LADDER if _rank(rung) > _rank(own)))
 
-    found = least(data.recipe, data.table, cards, among=rungs)
+    found = least(data.recipe, data.table_of_plans(), cards, among=rungs)
     return tuple(found[str(data.table.entries[bucket.entry])] for bucket in data.table.buckets)
 
 
