@@ -95,15 +95,19 @@ def test_long_lists_of_names_are_cut_but_counted():
     (reason,) = run_facts.reasons(summary(reasons={"odd_new_reason": clips, "too_small": []}))
     assert (len(reason.files), reason.total) == (run_facts.MAX_NAMES, run_facts.MAX_NAMES + 7)
     assert reason.label == "odd new reason"
-    (failed,) = run_facts.failures(told(*({"kind": "failure", "path": path, "reason": "torn"} for path, _ in clips)))
+    torn = [{"kind": "failure", "uid": uid, "path": path, "reason": "torn"} for uid, (path, _) in enumerate(clips)]
+    (failed,) = run_facts.failures(told(*torn))
     assert (len(failed.files), failed.total) == (run_facts.MAX_NAMES, run_facts.MAX_NAMES + 7)
 
 
-def test_a_held_out_clip_that_validations_cannot_read_counts_once_and_as_no_failure_of_training():
+def test_a_clip_that_cannot_be_read_counts_once_in_training_and_once_in_validations():
+    """However many epochs, repeats of a dataset and places that it fills would show it."""
     lost = {"kind": "failure", "uid": 3, "path": "a.mp4", "reason": "torn", "held_out": True}
-    trained = {"kind": "failure", "uid": 4, "path": "b.mp4", "reason": "torn"}
-    counts = [(one.name, one.total) for one in run_facts.failures(told(lost, trained, lost, trained))]
-    assert counts == [("failed", 2), ("unread", 1)]
+    first = {"kind": "failure", "uid": 4, "copy": 0, "repeat_index": 0, "path": "b.mp4", "reason": "torn"}
+    again = [first | {"copy": 1}, first | {"repeat_index": 1}, first | {"step": 9}]
+    found = run_facts.failures(told(lost, first, *again, lost, first | {"uid": 5, "path": "c.mp4"}))
+    assert [(one.name, one.total) for one in found] == [("failed", 2), ("unread", 1)]
+    assert [[clip.path for clip in one.files] for one in found] == [["b.mp4", "c.mp4"], ["a.mp4"]]
     assert run_facts.failures(told()) == []
 
 
