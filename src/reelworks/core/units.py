@@ -8,15 +8,15 @@ from datetime import UTC, datetime
 from reelworks.core.errors import UserError
 
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
-_SIZES = {"B": 1, **{f"{p}B": 1000**n for n, p in enumerate(("k", "M", "G", "T"), 1)}} | {
-    f"{p}iB": 1024**n for n, p in enumerate(("K", "M", "G", "T"), 1)
+_SIZES = {"B": 1, "kB": 1000, **{f"{p}B": 1000**n for n, p in enumerate("KMGT", 1)}} | {
+    f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)
 }
 _DURATIONS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def size_bytes(text: str, field: str) -> int:
     """Parse a size above 0: "500GB" is 500 · 1000³ bytes, "500GiB" 500 · 1024³."""
-    return round(_read(text, field, _SIZES, 'write a size above 0, such as "500GB" or "1.5TB"'))
+    return round(_read(text, field, _SIZES, f'write a size above 0 in {", ".join(_SIZES)}, such as "500GB" or "1.5TB"'))
 
 
 def duration_seconds(text: str, field: str) -> float:

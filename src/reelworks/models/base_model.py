@@ -59,7 +59,7 @@ def require_same(trained_on: Base, here: Base, field: str, value: str) -> None:
             code="lora-of-other-texts",
             field=field,
             value=value,
-            remedy="set lora.text_encoders, text_encoder.name and text_encoder.weights as they were",
+            remedy="set lora.text_encoders, text_encoder.name, text_encoder.weights and seed as they were",
         )
     if trained_on.digest != here.digest:
         raise UserError(
@@ -67,7 +67,7 @@ def require_same(trained_on: Base, here: Base, field: str, value: str) -> None:
             code="lora-of-another-base",
             field=field,
             value=value,
-            remedy="set model.name and model.weights to the base that the LoRA was trained on",
+            remedy="set model.name and model.weights as they were, and for fresh weights the seed",
         )
 
 

@@ -2,13 +2,16 @@
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refused import refused
 
+from reelworks.core import units
 from reelworks.core.errors import UserError
 from reelworks.data.checkpoint.config import CheckpointsConfig, KeepBest
 from reelworks.data.checkpoint.policy import Decision, PolicyTime, plan_retention, rank_best
@@ -299,10 +302,19 @@ def test_config_refuses(values: dict[str, object], message: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("1B", 1), ("2 kB", 2000), ("1.5MB", 1_500_000), ("500GB", 500 * 10**9), ("2GiB", 2 * 2**30), ("3TB", 3 * 10**12)],
+    [("1B", 1), ("2 kB", 2000), ("2KB", 2000), ("1.5MB", 1_500_000), ("500GB", 500 * 10**9), ("2GiB", 2 * 2**30), ("3TB", 3 * 10**12)],
 )
 def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
     assert CheckpointsConfig(max_disk=text).max_disk_bytes == size
+
+
+@pytest.mark.parametrize("text", ["1Mb", "1gb", "1K", "0B", "GB", "1 kiB"])
+def test_a_size_that_is_not_understood_is_answered_with_the_units_that_are(text: str) -> None:
+    with refused("quantity-invalid") as caught:
+        units.size_bytes(text, "checkpoints.max_disk")
+    named = re.findall(r"\b[kKMGT]?i?B\b", caught.value.remedy)
+    assert {"B", "kB", "KB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB"} == set(named)
+    assert [units.size_bytes(f"2{unit}", "") for unit in ("KB", "TiB")] == [2000, 2 << 40]
 
 
 def test_what_was_measured_on_something_else_is_not_compared() -> None:

@@ -9,6 +9,7 @@ import adapters
 import diffusers
 import peft
 import pytest
+import tiny_recipe
 import torch
 from presets import config_of
 from refused import refused
@@ -18,7 +19,10 @@ from safetensors.torch import load_file, save_file
 from reelworks.core.errors import UserError
 from reelworks.models.adapters import files, inject
 from reelworks.models.adapters.config import LoraConfig
+from reelworks.models.base_model import require_same
 from reelworks.testing import contract
+from reelworks.training.assembly import build
+from reelworks.training.recipe import recipe_file
 
 FORMATS = ("diffusers", "comfyui", "kohya")
 # An alpha that is not the rank, and no power of two beside it.
@@ -183,6 +187,21 @@ def test_a_lora_of_another_base_is_refused_with_numbers(tmp_path):
     ):
         files.load_into(other.module, settings, config_of("flux-tiny"))
     assert all(torch.equal(value, before[n]) for n, value in inject.weights(other.module).items())
+
+
+@pytest.mark.parametrize(("key", "value"), [("seed", 1), ("model.name", "flux-tiny")])
+def test_what_a_base_is_a_function_of_is_named_where_it_is_another(key, value):
+    """And with that as it was, it is the same again."""
+
+    def base(**changes):
+        values = tiny_recipe.least(model={"name": changes.get("model.name", "wan-tiny")}, lora={"rank": 2})
+        made = recipe_file.parse(values | {"seed": changes.get("seed", 0)})
+        return build.denoiser(made, torch.device("cpu")).base
+
+    with refused("lora-of-another-base", "checkpoint") as caught:
+        require_same(base(), base(**{key: value}), "checkpoint", "step-000000001")
+    assert key in caught.value.remedy
+    require_same(base(), base(), "checkpoint", "step-000000001")
 
 
 @pytest.mark.parametrize("format", FORMATS)
