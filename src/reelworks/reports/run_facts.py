@@ -118,13 +118,12 @@ def reasons(summary: PlanSummary | None) -> list[ReasonFact]:
 
 def failures(data: RunData) -> list[ReasonFact]:
     """Return the planned clips that could not be read during training, and the held-out ones in validations, each once."""
-    found: dict[str, dict[int, LeftOutClip]] = {"failed": {}, "unread": {}}
-    for e in data.events_of("failure"):
-        clips = found["unread" if e.get("held_out") else "failed"]
-        clips[e["uid"]] = LeftOutClip(e.get("path", ""), e.get("reason", ""))
+    told = [(e, LeftOutClip(e.get("path", ""), e.get("reason", ""))) for e in data.events_of("failure")]
+    trained = {event["uid"]: clip for event, clip in told if not event.get("held_out")}
+    held_out = {event["uid"]: clip for event, clip in told if event.get("held_out")}
     return [
         ReasonFact(name, *FAILURES[name], [*clips.values()][:MAX_NAMES], len(clips), {}, {}, "events.jsonl")
-        for name, clips in found.items()
+        for name, clips in (("failed", trained), ("unread", held_out))
         if clips
     ]
 

@@ -302,7 +302,15 @@ def test_config_refuses(values: dict[str, object], message: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("1B", 1), ("2 kB", 2000), ("2KB", 2000), ("1.5MB", 1_500_000), ("500GB", 500 * 10**9), ("2GiB", 2 * 2**30), ("3TB", 3 * 10**12)],
+    [
+        ("1B", 1),
+        ("2 kB", 2000),
+        ("2KB", 2000),
+        ("1.5MB", 1_500_000),
+        ("500GB", 500 * 10**9),
+        ("2GiB", 2 * 2**30),
+        ("3TB", 3 * 10**12),
+    ],
 )
 def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
     assert CheckpointsConfig(max_disk=text).max_disk_bytes == size

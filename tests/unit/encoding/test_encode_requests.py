@@ -374,8 +374,8 @@ def test_stored_batches_are_the_live_ones(recipe: dict[str, Any], epoch: int) ->
         assert torch.equal(stored.latent, live.latents(theirs.frames))
         for one, two in zip(stored.tensors(), anew.tensors(), strict=True):
             assert torch.equal(one, two)
-    assert not nothing_loaded.autoencoder.later.is_loaded
-    assert not nothing_loaded.text_encoder.later.is_loaded
+    assert not nothing_loaded.autoencoder.later.made
+    assert not nothing_loaded.text_encoder.later.made
 
 
 def test_stored_latents_count_in_the_budget_of_what_is_read_ahead(recipe: dict[str, Any]) -> None:
@@ -438,7 +438,7 @@ def test_a_broken_clip_fails_as_it_does_live_and_loads_no_encoder(recipe: dict[s
         failures += mine.failures
         latents(encoder, source, mine)
     assert len(failures) == 1
-    assert not encoder.autoencoder.later.is_loaded
+    assert not encoder.autoencoder.later.made
     source.close()
     assert missing(recipe) == (1, 0)
 

@@ -11,6 +11,7 @@ import pytest
 
 from reelworks.core import results
 from reelworks.training.encoding.precompute import reachable
+from reelworks.training.memory import memory
 from reelworks.training.plan import plan_report
 from reelworks.training.recipe import dataset
 from reelworks.training.recipe.dataset import RecipeData
@@ -69,11 +70,11 @@ def test_no_micro_batch_is_larger_than_those_that_memory_is_tried_with(
     largest = np.zeros((len(plans), len(buckets)), dtype=np.int64)
     for of_epoch, plan in zip(largest, plans, strict=True):
         np.maximum.at(of_epoch, plan.micro_bucket, -(-np.diff(plan.offsets) // ranks))
-    tried = data.table_of_plans().batch_sizes()
+    tried = memory.table_of_plans(data).batch_sizes()
     assert (tried >= largest).all()
     assert (tried == (size if incomplete_batch in ("pad", "repeat") else min(size, -(-20 // ranks)))).all()
     if not reachable.varies(data):
-        of_plan = data.table_of_plans(plans[0]).batch_sizes()
+        of_plan = memory.table_of_plans(data, plans[0]).batch_sizes()
         used = largest[0] > 0
         assert (of_plan[used] == largest[:, used]).all()
 

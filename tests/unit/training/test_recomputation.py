@@ -234,10 +234,7 @@ def test_a_gpu_with_less_memory_recomputes_more_and_one_with_more_keeps_what_was
     class Data:
         recipe = recomputation.settled(made, bucket_table(made), Cards(10**15))
         table = bucket_table(recipe)
-
-        @classmethod
-        def table_of_plans(cls) -> BucketTable:
-            return cls.table
+        rows = range(1000)
 
     assert set(recomputation.raised(Data, Cards(None))) == set(recomputation.raised(Data, Cards(10**15))) == {False}
     less = recomputation.raised(Data, Cards(1))

@@ -258,6 +258,23 @@ def test_the_last_of_a_training_is_exported_where_its_step_was_saved_before(begu
     assert [path.is_file() for path in manager.exported] == [True] * is_over
 
 
+def test_a_save_is_exported_whether_old_ones_could_be_deleted_or_not(begun: Any) -> None:
+    one = begun(keep_last=1)
+    made = one.made.model_copy(update={"exports": ExportsConfig(weights="model")})
+    one.run.folder.keep_recipe(recipe_file.dump(made))
+    manager = CheckpointManager(one.run, replace(one.data, recipe=made), one.model, one.log, None, None)
+
+    def stuck(call: str, path: Path) -> None:
+        if call == "rename" and (path.name.startswith(".trash") or path.name == "step-000000001"):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    manager.save_last(replace(one.position, global_step=1), {}, is_over=False)
+    with storage.guarded(stuck):
+        manager.save_last(replace(one.position, global_step=2), {}, is_over=False)
+    assert one.run.store.steps() == [1, 2]
+    assert len([*one.run.folder.exports_folder.iterdir()]) == 2
+
+
 @pytest.mark.parametrize(
     ("incomplete_batch", "segment", "tried"), [("partial", 0, 4), ("partial", 1, 5), ("repeat", 0, 1000)]
 )

@@ -21,7 +21,7 @@ from reelworks.core import gpus, machine
 from reelworks.models import factory
 from reelworks.models.api import Denoiser
 from reelworks.training.assembly import build
-from reelworks.training.memory import dry_run, estimate, recomputation
+from reelworks.training.memory import dry_run, estimate, memory, recomputation
 from reelworks.training.memory.measurements import bucket_table
 from reelworks.training.recipe import recipe_file
 from reelworks.training.step.state import TrainState
@@ -204,7 +204,8 @@ def test_the_largest_micro_batch_of_each_resolution_counts() -> None:
     for resolution, bucket in zip(("32px", "64px"), chosen, strict=True):
         same = [b for b in built.buckets if built.entries[b.entry].resolution == resolution]
         assert bucket.tokens * bucket.batch_size == max(b.tokens * b.batch_size for b in same)
-    assert dry_run.largest(built, set(range(len(built.buckets)))) in chosen
+    (largest,) = memory.largest(("", bucket) for bucket in built.buckets).values()
+    assert largest in chosen
 
 
 @pytest.mark.slow

@@ -171,11 +171,6 @@ class BucketTable:
         buckets = [replace(b, sequence_degree=degrees[b.entry], parts=ranks // degrees[b.entry]) for b in self.buckets]
         return replace(self, buckets=tuple(buckets))
 
-    def up_to(self, clips: Sequence[int]) -> BucketTable:
-        """Return the table with at most so many clips in a column of each bucket."""
-        most = [min(b.batch_size, -(-n // b.parts)) for b, n in zip(self.buckets, clips, strict=True)]
-        return replace(self, buckets=tuple(replace(b, batch_size=n) for b, n in zip(self.buckets, most, strict=True)))
-
     def recomputed_shares(self) -> list[float]:
         """Return the share of a forward pass that is computed again, for every bucket; 0 where the model's key says it."""
         return [recomputed_share(bucket.recomputation) for bucket in self.buckets]

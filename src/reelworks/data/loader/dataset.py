@@ -158,21 +158,6 @@ class Dataset(CatalogView):
             vars(self).pop(name, None)
         self.rows.release(*_SHAPES)
 
-    def table_of_plans(self, plan: EpochPlan | None = None) -> BucketTable:
-        """Return the table with no more clips in a micro-batch than any epoch may give it.
-
-        `plan` is that of an epoch whose clips and buckets all others have; without it, all clips may come into one bucket.
-        """
-        table, sizes = self.table, self.table.column_sizes()
-        if table.config.incomplete_batch in ("pad", "repeat"):
-            return table
-        if plan is not None:
-            most = np.zeros_like(sizes)
-            np.maximum.at(most, plan.micro_bucket, np.diff(plan.offsets))
-            return table.up_to(most.tolist())
-        # Only where there are few clips, of which uses are soon made.
-        return table if sizes.max(initial=0) <= len(self.rows) else table.up_to([len(self.uses.row)] * len(sizes))
-
     @tells_arguments
     def clips(self) -> tuple[Clips, Integers]:
         """Return the clips to assign, a repeat as one element each, and the row of every element."""

@@ -88,13 +88,11 @@ def how_to_use(files: Sequence[Path]) -> list[str]:
 def _is_due(run: RunFolder, weights: Weights, every_n_saves: int, step: int) -> bool:
     """Whether a save is the n-th one since the last export before it."""
     exported = max((earlier for earlier in _ours(run.exports_folder, weights) if earlier < step), default=-1)
-    saves = set[int]()
-    for event in CheckpointFolder(run.checkpoints_folder).history():
-        if event["event"] == "saved":
-            saves.add(event["step"])
-        elif event["event"] == "quarantined":  # such as one of a branch that the run left
-            saves.discard(event["step"])
-    return sum(exported < saved for saved in saves | {step}) >= every_n_saves
+    told = CheckpointFolder(run.checkpoints_folder).history()
+    # Saves of a branch that the run left are quarantined.
+    told = [one for one in told if one["event"] in ("saved", "quarantined")]
+    is_there: dict[int, bool] = {one["step"]: one["event"] == "saved" for one in told} | {step: True}
+    return sum(there for saved, there in is_there.items() if saved > exported) >= every_n_saves
 
 
 def _kept(folder: Path, keep_last: int | Literal["auto"] | None, *, is_lora: bool) -> int | None:

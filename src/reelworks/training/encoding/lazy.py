@@ -24,20 +24,16 @@ class _Later(Generic[E]):
 
     def __init__(self, name: str, build: Callable[[], E]) -> None:
         self._name, self._build = name, build
-        self._made: list[E] = []
-
-    @property
-    def is_loaded(self) -> bool:
-        return bool(self._made)
+        self.made: list[E] = []
 
     def get(self) -> E:
-        if not self._made:
+        if not self.made:
             with log.stage(f"loading the {self._name}", at_once=True):
-                self._made.append(self._build())
-        return self._made[0]
+                self.made.append(self._build())
+        return self.made[0]
 
     def drop(self) -> None:
-        self._made.clear()
+        self.made.clear()
         gc.collect()  # a compiled network refers to itself
 
 

@@ -153,9 +153,8 @@ class CheckpointManager:
         `is_last` tells whether that is the last one of the training or a stage.
         """
         step = self.saved_step
-        if step is None or not self._world.is_main:
-            return
-        if all(event["step"] != step for event in events.timeline(self._run.folder.events_file, "checkpoint")):
+        told = (event["step"] for event in events.stream(self._run.folder.events_file, "checkpoint"))
+        if step is not None and self._world.is_main and step not in told:
             info = self._store.info(step)
             self._log.event("checkpoint", step=step, name=info.path.name, bytes=info.num_bytes, seconds=None)
         self._export(is_last=is_last)
@@ -219,12 +218,9 @@ class CheckpointManager:
             raise
 
     def _is_due(self, position: DataPosition, metrics: dict[str, float]) -> bool:
-        every_steps = self._config.every_steps
-        if every_steps is not None and position.global_step % every_steps == 0:
-            return True
-        if self._config.at_epoch_end and position.at_end:
-            return True
-        return self._config.at_best and self._is_best(metrics)
+        config, step = self._config, position.global_step
+        is_due = progress.is_due(config.every_steps, step) or (config.at_epoch_end and position.at_end)
+        return is_due or (config.at_best and self._is_best(metrics))
 
     def _is_best(self, metrics: dict[str, float]) -> bool:
         """Whether the metric is better than that of all checkpoints that it is compared with; equal on all ranks."""
@@ -330,8 +326,9 @@ class CheckpointManager:
         logger.info("saved step %d: %s, %.1f s", step, units.size(saved.bytes), saved.seconds)
         if self._mirror is not None:
             self._mirror.offer(step)
-        if self._world.is_main and self._retain(step):
-            self._export(is_last=is_last)
+        if self._world.is_main:
+            self._retain(step)
+        self._export(is_last=is_last)
         # The step during which a signal arrives is not the last one: the next step still runs before the save.
         grace, needed = self._config.grace_seconds, 2 * self._step_seconds + saved.seconds
         if grace is not None and needed > grace and not self._has_warned_of_grace:
@@ -341,16 +338,15 @@ class CheckpointManager:
                 f"checkpoints.grace_seconds = {grace:g}: a run that must stop may be killed before it has saved"
             )
 
-    def _retain(self, step: int) -> bool:
-        """Delete the checkpoints that the policy does not keep; returns False if the disk failed."""
+    def _retain(self, step: int) -> None:
+        """Delete the checkpoints that the policy does not keep, unless the disk fails."""
         try:
             in_use = frozenset[int]() if self._mirror is None else self._mirror.in_use()
             decisions = retention.apply_retention(self._store, self._config, in_use)
         except OSError as error:
             logger.warning("old checkpoints could not be deleted (%s)", error)
-            return False
-        self._log.event("retention", step=step, **as_event(decisions))
-        return True
+        else:
+            self._log.event("retention", step=step, **as_event(decisions))
 
     def _export(self, *, is_last: bool) -> None:
         """Export what the recipe asks for of the newest save, unless it is there; training continues if that fails."""
@@ -378,8 +374,7 @@ class CheckpointManager:
         if self._retry_at is None:
             logger.warning(error)
         self._retry_at = time.monotonic() + _RETRY_SECONDS
-        if policy == "weights-only":
-            assert position is not None
+        if policy == "weights-only" and position is not None:
             self._retry_at = None
             self._end_request()
             self._save_weights_only(position)

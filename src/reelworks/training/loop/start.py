@@ -31,7 +31,7 @@ from reelworks.training.loop import open_run, rendezvous, resume
 from reelworks.training.loop.open_run import FolderLock, StartedStage
 from reelworks.training.loop.request import TrainRequest
 from reelworks.training.loop.stages import Stage
-from reelworks.training.memory import dry_run, recomputation
+from reelworks.training.memory import dry_run, memory, recomputation
 from reelworks.training.memory.recomputation import Cards
 from reelworks.training.observers import trackers
 from reelworks.training.precompute import encoding
@@ -173,20 +173,19 @@ def rehearse(started: StartedStage, model: TrainedModel, position: DataPosition)
     run, data = started.run, started.data
     # The rest of an epoch may have fewer clips than the next one.
     is_alike = position.segment == 0 and not reachable.varies(data)
-    table = data.table_of_plans(position.plan if is_alike else None)
-    planned = set(position.plan.micro_bucket.tolist()) or {0}  # the plan is empty if nothing is left of the epoch
+    table = memory.table_of_plans(data, position.plan if is_alike else None)
+    planned = sorted(set(position.plan.micro_bucket.tolist())) or [0]  # the plan of the rest of an epoch may be empty
     levels = model.recomputation or (None,) * len(data.table.buckets)
     # The largest of each may need the most memory.
-    of_levels = {str(level): {i for i in planned if levels[i] == level} for level in levels}
+    largest = memory.largest((levels[i], table.buckets[i]) for i in planned)
     if started.request.debug:
         out_of_memory.record_history(run.world.device)
     snapshot = run.folder.snapshot_file(run.world.rank)
     with log.stage("running the largest bucket once"):
-        for indices in filter(None, of_levels.values()):
-            bucket = dry_run.largest(table, indices)
+        for recomputed, bucket in largest.items():
             clips = bucket.batch_size * data.recipe.clips_per_place
             model.sequence.use(bucket.sequence_degree)
-            level = recompute.of_eager_pass(levels[min(indices)] or False, compiles=data.recipe.train.compile)
+            level = recompute.of_eager_pass(recomputed or False, compiles=data.recipe.train.compile)
             with recompute.by(level):
                 dry_run.rehearse(model.boundary.denoiser, model.encoder, model.state, bucket, snapshot, clips=clips)
     for line in data.chosen.lines() if data.chosen else []:

@@ -75,11 +75,6 @@ def examples(denoiser: Denoiser, encoder: FrozenEncoders, table: BucketTable) ->
     return [blank(encoder, bucket, 1, torch.device("meta")) for bucket in buckets]
 
 
-def largest(table: BucketTable, used: set[int]) -> Bucket:
-    """Return the bucket whose micro-batch gives each rank the most tokens, among the buckets of some indices."""
-    return max((table.buckets[i] for i in sorted(used)), key=lambda b: b.tokens * b.batch_size / b.sequence_degree)
-
-
 def rehearse(
     denoiser: Predictor[DenoiserInputs],
     encoder: FrozenEncoders,

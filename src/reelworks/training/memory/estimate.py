@@ -42,8 +42,7 @@ def network(recipe: Recipe) -> Denoiser:
 def estimate(recipe: Recipe, table: BucketTable) -> Estimate:
     """Estimate memory and work of a recipe."""
     denoiser = network(recipe)
-    passes = {bucket.name: one_pass(recipe, denoiser, bucket) for bucket in memory.largest_of_entries(table)}
-    return memory.from_passes(recipe, table, sizes(recipe, denoiser), passes)
+    return memory.from_passes(recipe, table, sizes(recipe, denoiser), partial(one_pass, recipe, denoiser))
 
 
 def one_pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket) -> Pass:

@@ -6,6 +6,7 @@ Only what is not among the published sizes is built and measured, which imports 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from reelworks.data.buckets import table
@@ -39,8 +40,7 @@ class Measurements:
 
     def estimate(self, recipe: Recipe, buckets: BucketTable, shards: int = 1) -> Estimate:
         """Estimate memory and arithmetic of a recipe on one of so many ranks that share the weights."""
-        passes = {each.name: self.one_pass(recipe, each) for each in memory.largest_of_entries(buckets)}
-        return memory.from_passes(recipe, buckets, self.sizes(recipe), passes, shards)
+        return memory.from_passes(recipe, buckets, self.sizes(recipe), partial(self.one_pass, recipe), shards)
 
     def one_pass(self, recipe: Recipe, bucket: Bucket) -> Pass:
         """Return memory and operations of a micro-batch of a bucket."""

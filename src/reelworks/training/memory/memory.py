@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
+
+import numpy as np
 
 from reelworks.core import gpus
 from reelworks.core.gpus import Gpu
 from reelworks.core.shape import Geometry
 from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.buckets.table import Bucket, BucketTable
+from reelworks.data.loader.dataset import Dataset
+from reelworks.data.schedule.plan import EpochPlan
 from reelworks.models import components, registry
 from reelworks.models.family import IMAGE_ENCODERS
 from reelworks.training.memory import step_time
 from reelworks.training.memory.step_time import Work
 from reelworks.training.recipe.recipe import Recipe
 
+T = TypeVar("T")
 _FEWEST_BLOCKS = 16  # of networks that are so large that it matters
 BUS_GB = 25.0  # per second, of PCIe 4.0 with 16 lanes, from pinned memory
 _CONTEXT_BYTES = 600_000_000  # that CUDA and its libraries take on a GPU, beside torch's tensors
@@ -154,12 +159,32 @@ class Estimate:
         return self.work[bucket].seconds(gpu, compiled=self.compiled, share=share) + self.moving_seconds
 
 
+def largest(buckets: Iterable[tuple[T, Bucket]]) -> dict[T, Bucket]:
+    """Return the bucket of each kind whose micro-batch gives each rank the most tokens."""
+    return dict(sorted(buckets, key=lambda of: of[1].tokens * of[1].batch_size / of[1].sequence_degree))
+
+
 def largest_of_entries(table: BucketTable) -> list[Bucket]:
-    """Return the bucket with the most tokens of each entry, whose passes the estimate needs."""
-    largest: dict[int, Bucket] = {}
-    for bucket in sorted(table.buckets, key=lambda b: b.tokens):
-        largest[bucket.entry] = bucket
-    return list(largest.values())
+    """Return the largest bucket of each entry, whose passes the estimate needs."""
+    return [*largest((bucket.entry, bucket) for bucket in table.buckets).values()]
+
+
+def table_of_plans(data: Dataset, plan: EpochPlan | None = None) -> BucketTable:
+    """Return the bucket table of a dataset with no more clips in a micro-batch than any epoch may give it.
+
+    `plan` is that of an epoch whose clips and buckets all others have; without it, all clips may come into one bucket.
+    """
+    table, sizes = data.table, data.table.column_sizes()
+    is_filled = table.config.incomplete_batch in ("pad", "repeat")
+    # Uses are made where there are few clips alone.
+    if is_filled or (plan is None and sizes.max(initial=0) <= len(data.rows)):
+        return table
+    most = np.full_like(sizes, len(data.uses.row) if plan is None else 0)
+    if plan is not None:
+        np.maximum.at(most, plan.micro_bucket, np.diff(plan.offsets))
+    numbers = zip(table.buckets, most.tolist(), strict=True)
+    buckets = (replace(b, batch_size=min(b.batch_size, -(-n // b.parts))) for b, n in numbers)
+    return replace(table, buckets=tuple(buckets))
 
 
 def share(bucket: Bucket, geometry: Geometry) -> Bucket:
@@ -175,19 +200,15 @@ def share(bucket: Bucket, geometry: Geometry) -> Bucket:
 
 
 def from_passes(
-    recipe: Recipe, table: BucketTable, sizes: NetworkSizes, passes: Mapping[str, Pass], shards: int = 1
+    recipe: Recipe, table: BucketTable, sizes: NetworkSizes, one_pass: Callable[[Bucket], Pass], shards: int = 1
 ) -> Estimate:
-    """Return the estimate of a recipe, given the sizes of its network and its passes by bucket name."""
-    fixed, buckets = without_activations(recipe, sizes, shards), {b.name: b for b in table.buckets}
-    memory = max(
-        (
-            with_activations(recipe, fixed, one.peak_bytes, recomputation(recipe, buckets[name]))
-            for name, one in passes.items()
-        ),
-        key=lambda each: each.total,
-    )
+    """Return the estimate of a recipe, given the sizes of its network and a function that measures the pass of a bucket."""
+    passes = [(bucket, one_pass(bucket)) for bucket in largest_of_entries(table)]
+    fixed = without_activations(recipe, sizes, shards)
+    memories = (with_activations(recipe, fixed, one.peak_bytes, recomputation(recipe, b)) for b, one in passes)
+    memory = max(memories, key=lambda each: each.total)
     # Scale the work of each entry's largest bucket to the tokens of the others.
-    largest = {b.entry: (b.tokens * b.batch_size, passes[b.name]) for b in table.buckets if b.name in passes}
+    largest = {b.entry: (b.tokens * b.batch_size, one) for b, one in passes}
     flops, work = dict[str, float](), dict[str, Work]()
     for bucket in table.buckets:
         tokens, one = largest[bucket.entry]

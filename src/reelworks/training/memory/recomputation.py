@@ -53,7 +53,7 @@ class Cards:
 
 def settle(data: RecipeData, cards: Cards) -> RecipeData:
     """Return the dataset of a recipe with the recomputation of its entries; see `settled`."""
-    recipe = settled(data.recipe, data.table_of_plans(), cards)
+    recipe = settled(data.recipe, memory.table_of_plans(data), cards)
     return data if recipe is data.recipe else data.with_buckets(recipe)
 
 
@@ -128,10 +128,8 @@ def least(
 
     Where activations cannot be measured, all is recomputed. Entries without buckets are left out.
     """
-    found: dict[str, Recomputation] = {}
-    for bucket in memory.largest_of_entries(buckets):
-        found[str(buckets.entries[bucket.entry])] = _least(recipe, bucket, cards, among(bucket))
-    return found
+    largest = memory.largest_of_entries(buckets)
+    return {str(buckets.entries[b.entry]): _least(recipe, b, cards, among(b)) for b in largest}
 
 
 def _least(recipe: Recipe, bucket: Bucket, cards: Cards, rungs: tuple[Recomputation, ...]) -> Recomputation:
@@ -184,7 +182,7 @@ def raised(data: RecipeData, cards: Cards) -> tuple[Recomputation, ...]:
         own = planned[bucket.name]
         return (own, *(rung for rung in LADDER if _rank(rung) > _rank(own)))
 
-    found = least(data.recipe, data.table_of_plans(), cards, among=rungs)
+    found = least(data.recipe, memory.table_of_plans(data), cards, among=rungs)
     return tuple(found[str(data.table.entries[bucket.entry])] for bucket in data.table.buckets)
 
 

@@ -231,11 +231,7 @@ def local_ranks(world: int) -> int:
 
 def largest_of_each(table: BucketTable) -> list[Bucket]:
     """Return the bucket of each resolution whose micro-batch gives each rank the most tokens."""
-    best: dict[str, Bucket] = {}
-    for bucket in sorted(table.buckets, key=lambda b: b.tokens * b.batch_size / b.sequence_degree):
-        if bucket.batch_size:
-            best[table.entries[bucket.entry].resolution] = bucket
-    return list(best.values())
+    return [*memory.largest((table.entries[b.entry].resolution, b) for b in table.buckets if b.batch_size).values()]
 
 
 def _rehearse(
