@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # processes that only decode start in two thirds of the time 
     from reelworks.data.media.config import DataConfig, ShortClips
 
 # Raise it when frames of the same request change: latents that were stored of them are then encoded again.
-VERSION = 3
+VERSION = 4
 # Open-Sora v1.2 conditions the model on this frame rate for pictures; its published weights expect it.
 IMAGE_FPS = 120.0
 # Rounding may leave a product such as 25 · (30 / 24) just below an integer.
@@ -95,8 +95,9 @@ Frames = NDArray[np.uint8]
 FrameReader = Callable[[str, Sequence[int]], Frames]
 R = TypeVar("R")
 
-# Without accurate rounding, swscale's SIMD paths may round differently from its C path.
-_ACCURATE = Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+# Without accurate rounding, swscale's SIMD paths may round differently from its C path. Without full chroma, it drops
+# every other pixel's colour of RGB that it makes less than half as wide, and writes one colour for two pixels.
+_ACCURATE = Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
 _NEAREST = ResizeFilter("nearest", "POINT", "NEAREST")
 
 
@@ -266,10 +267,28 @@ def _by_reader(request: Request, read: FrameReader) -> Frames:
 
 def _resize(opened: Image.Image, request: Request) -> Frames:
     image = displayed(opened, request.alpha_color, convert_profile=not request.nearest)
-    height, width = request.cover(image.height, image.width)
-    if (width, height) != image.size:
-        image = image.resize((width, height), Image.Resampling[request.resize_filter.pillow])
-    return _crop(np.asarray(image), request)
+    (height, width), pillow = request.cover(image.height, image.width), request.resize_filter.pillow
+    if (width, height) == image.size:
+        return _crop(np.asarray(image), request)
+    if pillow is not None:
+        return _crop(np.asarray(image.resize((width, height), Image.Resampling[pillow])), request)
+    frame = av.VideoFrame.from_ndarray(np.asarray(image), format="rgb24")
+    return _crop(_scaled(VideoReformatter(), frame, (height, width), "rgb24", request), request)
+
+
+def _scaled(
+    reformatter: VideoReformatter, frame: av.VideoFrame, size: tuple[int, int], pixel_format: str, request: Request
+) -> Any:
+    """Return the pixels of a frame in this format, resized to this height and width by a request's filter."""
+    return reformatter.reformat(
+        frame,
+        width=size[1],
+        height=size[0],
+        format=pixel_format,
+        interpolation=Interpolation[request.resize_filter.swscale] | _ACCURATE,
+        src_colorspace=display.assumed_matrix(frame),
+        threads=1,  # clips are decoded in parallel
+    ).to_ndarray()
 
 
 def _chosen(request: Request, total: int, seconds: Callable[[], NDArray[np.float64]]) -> NDArray[np.int64]:
@@ -483,15 +502,8 @@ class ToRgb:
         transparent = any(component.is_alpha for component in frame.format.components)
         transfer, wide_gamut = display.hdr(frame), display.is_wide_gamut(frame)
         high_range = (transfer or wide_gamut) and not request.nearest
-        pixels: Any = self._reformatter.reformat(
-            frame,
-            width=width,
-            height=height,
-            format="rgb48le" if high_range else "rgba" if transparent else "rgb24",
-            interpolation=Interpolation[request.resize_filter.swscale] | _ACCURATE,
-            src_colorspace=display.assumed_matrix(frame),
-            threads=1,  # clips are decoded in parallel
-        ).to_ndarray()
+        pixel_format = "rgb48le" if high_range else "rgba" if transparent else "rgb24"
+        pixels = _scaled(self._reformatter, frame, (height, width), pixel_format, request)
         if high_range:
             pixels = tone_map.to_sdr(pixels, transfer, wide_gamut=wide_gamut)
         elif transparent:

@@ -17,13 +17,14 @@ class ResizeFilter:
     Attributes:
         name: Name in recipes.
         swscale: Flag of libswscale for videos, a name in `av.video.reformatter.Interpolation`.
-        pillow: Filter of Pillow for pictures, a name in `PIL.Image.Resampling`.
+        pillow: Filter of Pillow for pictures, a name in `PIL.Image.Resampling`; None where Pillow has none, and libswscale
+            resizes pictures too.
         effect: How it differs from bicubic, for the reference of recipes.
     """
 
     name: str
     swscale: str
-    pillow: str
+    pillow: str | None
     effect: str = field(default="", compare=False)
 
 
@@ -47,7 +48,8 @@ BICUBIC = ResizeFilter("bicubic", "BICUBIC", "BICUBIC")
 for _filter in (
     BICUBIC,
     ResizeFilter("lanczos", "LANCZOS", "LANCZOS", "is sharper and may leave halos at edges"),
-    ResizeFilter("area", "AREA", "BOX", "is softer and leaves none"),
+    # Pillow's BOX counts a pixel fully or not at all, so that it is close to nearest neighbour at a ratio such as 1.3.
+    ResizeFilter("area", "AREA", None, "is softer and leaves none"),
 ):
     register_filter(_filter)
 
