@@ -167,6 +167,13 @@ def test_a_picture_and_the_end_of_a_clip_are_read_at_the_size_of_the_clip(tmp_pa
         conditions.read(tmp_path / "a.mp4", OPTIONS.shape, 13, DataConfig())
 
 
+def test_transparency_lies_on_the_ground_that_training_gave_it(tmp_path):
+    Image.new("RGBA", (24, 16), (200, 0, 0, 0)).save(tmp_path / "a.png")
+    config = DataConfig(alpha_color=[0, 128, 255])
+    assert (conditions.read(tmp_path / "a.png", OPTIONS.shape, 1, config) == (0, 128, 255)).all()
+    assert not conditions.companion(tmp_path / "a.png", OPTIONS.shape, "--mask", config, nearest=True).any()
+
+
 @pytest.mark.parametrize(("data", "step"), [({}, 1), ({"fps": 24.0}, 3), ({"frame_interval": 2}, 3)])
 def test_given_clips_are_read_at_the_rate_of_the_generated_one(tmp_path, data, step):
     """If training leaves out frames, at 16 of a film of 48 frames a second; a last frame is the last.

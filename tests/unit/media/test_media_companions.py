@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -64,6 +66,21 @@ def test_nearest_invents_no_grey(folder, tmp_path):
     assert set(np.unique(found)) == {0, 255}
     blended = read(tmp_path / "mask.png", (0, 0.5, 0.5), 1.0)
     assert len(np.unique(blended)) > 2
+
+
+@pytest.mark.parametrize("hidden", [0, 255], ids=["black", "white"])
+def test_a_mask_is_black_where_nothing_is_painted(tmp_path, hidden):
+    """A layer of a paint program, whose transparent pixels have any colour: as one on black, whatever `alpha_color`."""
+    rgba = np.full((48, 96, 4), hidden, np.uint8)
+    rgba[..., 3] = 0
+    rgba[16:32, 20:70] = 255
+    Image.fromarray(rgba).save(tmp_path / "mask.png")
+    write(tmp_path / "mask.mov", [rgba] * 20, codec="qtrle", pixel_format="argb")
+    for name in ("mask.png", "mask.mov"):
+        request = Request(tmp_path / name, name == "mask.png", MEASURES, measures=MEASURES, nearest=True)
+        for color in (request.alpha_color, (0, 128, 255)):
+            found = load(replace(request, alpha_color=color))
+            assert np.array_equal(found, np.broadcast_to(rgba[..., 3:], found.shape))
 
 
 def test_a_companion_that_ends_before_is_refused(folder):

@@ -148,9 +148,10 @@ class Request:
     measures: Shape | None = None
     # Height and width as scanned; a file of another size has changed, or a trusted list was wrong. None for any size.
     size: tuple[int, int] | None = None
-    nearest: bool = False  # whether to resize by nearest neighbour, without interpolation, and to keep colour values
+    # Whether it is a mask, which is resized by nearest neighbour, keeps colour values, and is black where it is transparent.
+    nearest: bool = False
     resize: ResizeFilter = BICUBIC  # unless `nearest`
-    alpha_color: Color = WHITE  # background of transparent pixels
+    alpha_color: Color = WHITE  # background of transparent pixels, unless `nearest`
     augmentation: Augmentation = NO_AUGMENTATION
     first_frame: int = 0  # number in its file of the clip's first frame
     num_frames: int | None = None  # frames of a clip that is a range of its file; None for a whole file
@@ -165,6 +166,11 @@ class Request:
     def resize_filter(self) -> ResizeFilter:
         """Filter of resizing."""
         return _NEAREST if self.nearest else self.resize
+
+    @property
+    def background(self) -> Color:
+        """Colour over which transparent pixels are blended: what nobody painted on a mask does not count."""
+        return (0, 0, 0) if self.nearest else self.alpha_color
 
     def cover(self, height: int, width: int) -> tuple[int, int]:
         """Return the size to which a file of this size is resized before it is cropped or placed on white."""
@@ -266,7 +272,7 @@ def _by_reader(request: Request, read: FrameReader) -> Frames:
 
 
 def _resize(opened: Image.Image, request: Request) -> Frames:
-    image = displayed(opened, request.alpha_color, convert_profile=not request.nearest)
+    image = displayed(opened, request.background, convert_profile=not request.nearest)
     (height, width), pillow = request.cover(image.height, image.width), request.resize_filter.pillow
     if (width, height) == image.size:
         return _crop(np.asarray(image), request)
@@ -507,7 +513,7 @@ class ToRgb:
         if high_range:
             pixels = tone_map.to_sdr(pixels, transfer, wide_gamut=wide_gamut)
         elif transparent:
-            pixels = over(pixels, request.alpha_color)
+            pixels = over(pixels, request.background)
         return _crop(upright(pixels, orientation), request)
 
 

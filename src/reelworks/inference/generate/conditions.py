@@ -296,6 +296,8 @@ def _load(path: Path, shape: Shape, option: str, config: DataConfig, **how: Any)
         if config.frame_rate is not None and own.variable_fps:
             count = decode.frames_available(np.array(own.num_frames), own.fps, config, variable=True)
             how["at_rate"] = AtRate(config.frame_rate, int(count))
+    red, green, blue = config.alpha_color
+    how["alpha_color"] = (red, green, blue)
     return decode_pool.load(Request(path, is_image, shape, resize=FILTERS[config.resize], **how))
 
 
