@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from refused import refused
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
@@ -330,6 +331,21 @@ def test_a_list_that_no_disk_could_have_is_refused(folder: Path, path: Any, said
         scanned(folder / "meta.parquet")
 
 
+@pytest.mark.parametrize("name", ["image", "jpg", "file_name"])
+@pytest.mark.parametrize("kind", ["bytes", "with a path", "without"])
+def test_a_list_with_the_files_in_it_is_refused(folder: Path, name: str, kind: str) -> None:
+    """Files of the same names that lie beside it may be others; a column of bytes beside paths is not looked at."""
+    data = [(folder / "sub" / "b.png").read_bytes()] * 2
+    values: Any = data
+    if kind != "bytes":
+        values = [{"bytes": each, "path": "a.png" if kind == "with a path" else None} for each in data]
+    pq.write_table(pa.table({name: values, "text": ["red"] * 2}), folder / "meta.parquet")
+    with refused("list-holds-files", says=f"the files themselves, in its column {name}"):
+        scanned(folder / "meta.parquet")
+    pq.write_table(pa.table({"path": ["a.png", "sub/b.png"], "thumbnail": data}), folder / "meta.parquet")
+    assert scanned(folder / "meta.parquet").found == 2
+
+
 @pytest.mark.parametrize("fps", ["2024-01-01", "true,24", {"num": 24, "den": 1}, [24]])
 def test_a_size_to_trust_that_is_no_single_number_is_refused_by_its_column(folder: Path, fps: Any) -> None:
     """Whatever type its column has, or if there are two."""
@@ -437,17 +453,22 @@ def test_a_trusted_list_that_is_corrected_is_believed_anew(tmp_path: Path, colum
     assert [frames(n, trust=trust) for n, trust in steps] == [(99, 0), (99, 1), (7, 0), (8, 0), (8, 1)]
 
 
-def test_an_animation_of_a_trusted_list_is_a_clip(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", ["gif", "png", "webp", "jpg"])
+def test_an_animation_of_a_trusted_list_is_a_clip(tmp_path: Path, suffix: str) -> None:
+    """Whatever its suffix, as without trust: a picture called a.jpg may be animated, and a still is contradicted by name."""
+    kind, still = "gif" if suffix == "jpg" else suffix, Image.new("RGB", (32, 16))
     frames = [Image.new("RGB", (32, 16), (20 * i, 0, 0)) for i in range(5)]
-    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:], duration=100)
-    frames[0].save(tmp_path / "b.gif")
-    text = "path,text,num_frames,height,width,fps\na.gif,x,5,16,32,10\nb.gif,x,1,16,32,\n"
+    frames[0].save(tmp_path / f"a.{suffix}", kind, save_all=True, append_images=frames[1:], duration=100)
+    still.save(tmp_path / f"b.{suffix}", kind)
+    text = f"path,text,num_frames,height,width,fps\na.{suffix},x,5,16,32,10\nb.{suffix},x,1,16,32,\n"
     (tmp_path / "list.csv").write_text(text, encoding="utf-8")
     source = Source.from_path(tmp_path / "list.csv")
     for trust in (True, False):
         scan_sources([replace(source, trust_list=trust)], tmp_path / f"catalog-{trust}", workers=1)
         rows = Catalog.open(tmp_path / f"catalog-{trust}").live()
         assert (rows.is_image.tolist(), rows.num_frames.tolist()) == ([False, True], [5, 1])
+    with pytest.raises(MediaError, match="the file has 1 frames, 5 are needed"):
+        load(Request(tmp_path / f"b.{suffix}", is_image=False, shape=Shape(5, 16, 32)))
 
 
 def test_a_trusted_list_opens_no_file_and_a_lie_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

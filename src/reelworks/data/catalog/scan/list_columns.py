@@ -32,6 +32,10 @@ _LONGER = 1 + max(map(len, NOTHING))
 _NONE = pa.scalar(None, TEXT)
 
 
+class FilesInsideError(ValueError):
+    """A list has the files themselves in place of their paths, so that files of the same names elsewhere may be others."""
+
+
 class ListColumns(NamedTuple):
     """A list whose paths are texts in `path`, and captions texts of lines, null where there is none.
 
@@ -72,7 +76,11 @@ def read(table: Any) -> ListColumns:
 
     Several columns of one kind are one if they nowhere contradict each other; else the first is taken, with a note.
     """
-    table = table.rename_columns(renamed(table.column_names))
+    names = renamed(table.column_names)
+    for name, usual, column in zip(table.column_names, names, table.columns, strict=True):
+        if (usual in PATH_NAMES or PATH not in names) and _has_files(column):
+            raise FilesInsideError(f"the list has the files themselves, in its column {name}")
+    table = table.rename_columns(names)
     words, notes = Counter[str](), list[str]()
     table, _ = _first_of(table, PATH_NAMES, lambda _, column: _paths(column), "paths", notes)
     table, caption = _first_of(table, CAPTION_NAMES, lambda n, column: _captions(n, column, words), "captions", notes)
@@ -103,13 +111,18 @@ def _first_of(
     return table.set_column(table.column_names.index(there[0]), there[0], first), there[0]
 
 
+def _has_files(column: Any) -> bool:
+    """Return whether a column has files themselves: bytes beside paths, as Hugging Face writes them, or such as no path has."""
+    if pa.types.is_struct(column.type):
+        return column.type.get_field_index("bytes") >= 0 and pc.struct_field(column, "bytes").null_count < len(column)
+    is_bytes = pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
+    return is_bytes and bool(pc.any(pc.match_substring(column, "\0")).as_py())
+
+
 def _paths(column: Any) -> Any:
     """Return paths, null for empty ones; of a column of videos or pictures as Hugging Face has them, those in it."""
     if pa.types.is_struct(column.type) and "path" in {field.name for field in column.type}:
-        paths = pc.struct_field(column, "path")
-        if paths.null_count == len(paths):
-            raise ValueError("its files are inside of it: write them to a folder, with their names in the list")
-        column = paths
+        column = pc.struct_field(column, "path")
     if pa.types.is_nested(column.type):
         return pa.nulls(len(column), TEXT)
     texts = _texts(column)

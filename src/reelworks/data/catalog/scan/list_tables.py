@@ -53,6 +53,14 @@ def read(file: MediaPath) -> ListTable:
     try:
         table, is_plain, notes = retry.with_retries(lambda: _parsed(file))
         columns = list_columns.read(table)
+    except list_columns.FilesInsideError as error:
+        raise UserError(
+            str(error),
+            code="list-holds-files",
+            field="dataset.path",
+            value=str(file),
+            remedy="write them to a folder, and their names with the captions to a list, without that column",
+        ) from error
     except (OSError, EOFError, zlib.error, ValueError, pa.ArrowException) as error:
         missing = isinstance(error, FileNotFoundError)
         raise UserError(

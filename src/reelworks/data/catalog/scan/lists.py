@@ -206,7 +206,6 @@ def read(source: Source) -> Listing:
 
 _STATED = ("num_frames", "height", "width", "fps")
 _MOST_STATED = 1 << 40
-_MAY_MOVE = (".gif", ".webp", ".apng", ".avif", ".avifs")  # pictures that are clips if they have several frames
 
 
 def _with_measures(entries: list[SourceFile], table: Any, source: Source) -> list[SourceFile]:
@@ -227,7 +226,7 @@ def _with_measures(entries: list[SourceFile], table: Any, source: Source) -> lis
 
 
 def _probe(path: str, num_frames: float, height: float, width: float, fps: float) -> probe.Probe | None:
-    kind = "video" if num_frames > 1 and formats.extension_of(path) in _MAY_MOVE else formats.kind_of(path) or "video"
+    kind = "video" if num_frames > 1 else formats.kind_of(path) or "video"  # pictures of several frames are clips
     if kind == "image":
         num_frames, fps = 1, 0.0
     sizes_are_whole = all(
