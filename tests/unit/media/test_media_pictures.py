@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import av
 import media_makers as files
 import numpy as np
 import pytest
@@ -156,21 +157,57 @@ def test_damaged_pictures_are_told(tmp_path: Path) -> None:
         read(tmp_path / "head.bmp", (16, 16))
 
 
-def _tiff(path: Path, samples: NDArray[Any], sample_format: int) -> Path:
+def _tiff(path: Path, samples: NDArray[Any], sample_format: int = 1, **tags: int) -> Path:
     """Write samples [H, W, C] as a TIFF without compression; its formats are 1 unsigned, 2 signed, 3 floating."""
     height, width, channels = samples.shape
     fields = {256: width, 257: height, 258: 8 * samples.itemsize, 259: 1, 262: 2 if channels > 1 else 1, 273: 512}
-    fields |= {277: channels, 278: height, 279: samples.nbytes, 339: sample_format}
+    fields |= {277: channels, 278: height, 279: samples.nbytes, 284: 1, 339: sample_format}
+    fields |= {_TAGS[name]: value for name, value in tags.items()}
+    data, parts = samples.tobytes(), 1
+    if fields[258] == 12:  # two samples are three bytes, the upper bits first
+        pairs = samples.reshape(-1, 2).astype(np.uint32)
+        data = b"".join(int(first << 12 | second).to_bytes(3, "big") for first, second in pairs)
+    if fields[284] == 2:
+        data, parts = samples.transpose(2, 0, 1).tobytes(), channels
+    fields[279] = len(data) // parts
     entries, values = b"", b""
     for tag, value in fields.items():
-        if tag in (258, 339) and channels > 1:  # one for each channel, which lie behind the entries
-            entries += struct.pack("<HHII", tag, 3, channels, 256 + len(values))
-            values += struct.pack(f"<{channels}H", *[value] * channels)
+        count = channels if tag in (258, 339) else parts if tag in (273, 279) else 1
+        kind = 4 if tag in (273, 279) else 3
+        if count > 1:  # they lie behind the entries
+            several = [512 + i * fields[279] for i in range(count)] if tag == 273 else [value] * count
+            entries += struct.pack("<HHII", tag, kind, count, 256 + len(values))
+            values += struct.pack(f"<{count}{'I' if kind == 4 else 'H'}", *several)
         else:
-            entries += struct.pack("<HHII", tag, 4 if value > 0xFFFF or tag in (273, 279) else 3, 1, value)
+            entries += struct.pack("<HHII", tag, kind, 1, value)
     head = b"II*\0" + struct.pack("<IH", 8, len(fields)) + entries + bytes(4)
-    path.write_bytes(head.ljust(256, b"\0") + values.ljust(256, b"\0") + samples.tobytes())
+    path.write_bytes(head.ljust(256, b"\0") + values.ljust(256, b"\0") + data)
     return path
+
+
+_TAGS = {"bits": 258, "photometric": 262, "planes": 284}
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize(
+    ("channels", "tags"), [(1, {}), (3, {}), (1, {"photometric": 0}), (3, {"planes": 2}), (1, {"bits": 12})], ids=str
+)
+def test_a_tiff_is_read_as_ffmpeg_reads_it_or_is_refused(
+    tmp_path: Path, channels: int, dtype: type[np.uint8], tags: dict[str, int]
+) -> None:
+    """By the kinds of their samples, some of which Pillow opens and reads wrong."""
+    dtype = np.uint16 if "bits" in tags else dtype
+    levels = np.random.default_rng(0).integers(0, 1 << tags.get("bits", 8 * dtype().itemsize), (32, 48, channels))
+    path = _tiff(tmp_path / "a.tif", levels.astype(dtype), **tags)
+    with av.open(str(path)) as container:
+        wanted = next(container.decode(video=0)).to_ndarray(format="rgb24")
+    if dtype == np.uint16 and tags:
+        with pytest.raises(ProbeError, match="12 bits, or of 16 bits by planes or with 0 as white"):
+            probe.probe(path)
+        with pytest.raises(MediaError, match="12 bits, or of 16 bits"):
+            read(path, (32, 48))
+    else:
+        assert np.abs(read(path, (32, 48)).astype(int) - wanted).max() <= 1
 
 
 def test_a_tiff_of_pixels_that_are_not_read_is_not_called_damaged_alone(tmp_path: Path) -> None:
@@ -179,6 +216,8 @@ def test_a_tiff_of_pixels_that_are_not_read_is_not_called_damaged_alone(tmp_path
         Image.open(path)
     with pytest.raises(ProbeError, match="known format, or of a kind that Pillow does not read"):
         probe.probe(path)
+    with pytest.raises(ProbeError, match=r"or with a sign \(L\)"):
+        probe.probe(_tiff(tmp_path / "bytes.tif", np.full((8, 8, 1), 100, np.int8), 2))
     path = _tiff(tmp_path / "signed.tif", np.full((8, 8, 1), 30000, np.int16), 2)
     with Image.open(path) as opened:
         assert (opened.mode, opened.getpixel((0, 0))) == ("I", 30000)

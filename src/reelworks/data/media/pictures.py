@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageCms, PngImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageCms, PngImagePlugin, UnidentifiedImageError
 
 from reelworks.data.media.formats import ProbeError
 
@@ -48,7 +48,7 @@ PngImagePlugin.MAX_TEXT_CHUNK = 16 << 20
 
 
 def picture(file: BinaryIO) -> Image.Image:
-    """Open a picture without reading its pixels; raise `ProbeError` for other files and decompression bombs."""
+    """Open a picture without reading its pixels; raise `ProbeError` for other files, decompression bombs and unread kinds."""
     head = file.read(12)
     file.seek(0)
     formats: tuple[str, ...] = _FORMATS
@@ -57,11 +57,27 @@ def picture(file: BinaryIO) -> Image.Image:
     try:
         with _quiet():
             Image.init()  # all formats, of which it knows only some until it meets another
-            return Image.open(file, formats=formats)
+            opened = Image.open(file, formats=formats)
     except Image.DecompressionBombError:
         raise ProbeError("too many pixels: Pillow refuses it as a possible decompression bomb") from None
     except UnidentifiedImageError:
         raise ProbeError("damaged: not a picture of a known format, or of a kind that Pillow does not read") from None
+    _refuse_misread(opened)
+    return opened
+
+
+def _refuse_misread(image: Image.Image) -> None:
+    """Raise `ProbeError` for a picture whose levels are not known, or whose TIFF is of a kind that Pillow reads wrong."""
+    tags = getattr(image, "tag_v2", {})
+    bits = tags.get(ExifTags.Base.BitsPerSample, ())
+    if image.mode in ("I", "F") or 2 in tags.get(ExifTags.Base.SampleFormat, ()):
+        raise ProbeError(f"pixels of 32 bits or with a sign ({image.mode}) have no known range; store 8 or 16 bits")
+    is_inverse = tags.get(ExifTags.Base.PhotometricInterpretation) == 0
+    is_planar = len(bits) > 1 and tags.get(ExifTags.Base.PlanarConfiguration) == 2
+    if 12 in bits or (16 in bits and (is_inverse or is_planar)):
+        raise ProbeError(
+            "a TIFF of 12 bits, or of 16 bits by planes or with 0 as white, is not read; store 16 bits by pixels"
+        )
 
 
 @cache

@@ -89,7 +89,6 @@ def _uneven(steps: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bool:
 
 _CLOCKWISE = {3: 180, 4: 180, 5: 270, 6: 90, 7: 90, 8: 270}  # degrees of each EXIF orientation
 _MIRRORED = (2, 4, 5, 7)
-_PICTURE_BITS = {"1": 1, "I": 32, "F": 32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,8 +281,6 @@ def _picture(path: MediaPath) -> Probe:
             image.load()  # reads to the end: a truncated picture opens without error and fails here
             milliseconds.append(pictures.frame_milliseconds(image))
             has_alpha |= pictures.has_alpha(image)
-        if image.mode in ("I", "F"):
-            raise ProbeError(f"pixels of 32 bits or with a sign ({image.mode}) have no known range; store 8 or 16 bits")
         orientation, timing = pictures.orientation(image), FrameTiming(0.0, 0.0, False)
         if len(frames) > 1:
             ticks = np.round(np.asarray(milliseconds) * 1000).astype(np.int64)
@@ -293,7 +290,7 @@ def _picture(path: MediaPath) -> Probe:
             num_frames=len(frames),
             codec=(image.format or "").lower(),
             pixel_format=image.mode,
-            bit_depth=16 if image.mode.startswith("I;16") else _PICTURE_BITS.get(image.mode, 8),
+            bit_depth=16 if image.mode.startswith("I;16") else 1 if image.mode == "1" else 8,
             has_alpha=has_alpha,
             pixel_aspect_ratio=1.0,
             icc_profile=pictures.profile_name(image),
