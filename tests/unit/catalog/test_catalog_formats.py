@@ -102,6 +102,43 @@ def test_a_cut_animation_is_damaged(tmp_path: Path) -> None:
             probe.probe(tmp_path / name)
 
 
+@pytest.mark.parametrize("share", [0.2, 0.5])
+@pytest.mark.parametrize("suffix", ["webp", "lossless.webp", "avif", "heic", "png", "apng", "jpg", "gif"])
+def test_a_picture_whose_end_is_zeros_is_damaged(tmp_path: Path, suffix: str, share: float) -> None:
+    """As a copy that was broken off in a file that had its length already."""
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (96, 128, 3), dtype=np.uint8))
+    whole = save_picture(noise, tmp_path / f"a.{suffix}")
+    assert probe.probe(whole).width == 128
+    content = whole.read_bytes()
+    kept = int(len(content) * (0.8 if suffix == "png" else share))  # checksums tell it to the end
+    whole.write_bytes(content[:kept].ljust(len(content), b"\0"))
+    with pytest.raises(probe.ProbeError, match="damaged"):
+        probe.probe(whole)
+
+
+@pytest.mark.parametrize("suffix", ["webp", "lossless.webp", "fast.webp", "avif", "heic", "png"])
+@pytest.mark.parametrize("detail", [0, 40])
+def test_a_flat_picture_is_whole(tmp_path: Path, suffix: str, detail: int) -> None:
+    """In some formats its end is zeros, perhaps of all that is black, white or below the detail."""
+    pixels = np.full((700, 700, 3), 255, np.uint8)
+    pixels[:detail] = np.random.default_rng(0).integers(0, 256, (detail, 700, 3))
+    assert probe.probe(save_picture(Image.fromarray(pixels), tmp_path / f"a.{suffix}")).width == 700
+
+
+def save_picture(picture: Image.Image, path: Path) -> Path:
+    """Save a picture in the format, and by the way, that the suffixes of its name tell."""
+    import pillow_heif
+
+    if path.suffix == ".heic":
+        pillow_heif.from_pillow(picture).save(path)
+    elif path.suffix == ".apng":
+        picture.save(path, "PNG", save_all=True, append_images=[picture.rotate(180)])
+    else:
+        fast = {"lossless": True, "method": 0, "quality": 0} if ".fast" in path.suffixes else {}
+        picture.save(path, **{"lossless": True} if ".lossless" in path.suffixes else fast)
+    return path
+
+
 @pytest.fixture
 def heic(tmp_path: Path) -> Path:
     import pillow_heif

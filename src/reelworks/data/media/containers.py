@@ -195,24 +195,22 @@ def _ebml_number(file: BinaryIO, *, keep_marker: bool = False) -> int | None:
     return None if value == (1 << bits) - 1 else value
 
 
-def missing_bytes(file: BinaryIO, size: int) -> int:
-    """Return how many bytes are missing from a file of this size, by the length that its container states.
+def stated_bytes(file: BinaryIO, size: int) -> int:
+    """Return the length that the container of a file of this size states, from where the file is open.
 
-    Supports MP4 and QuickTime, Matroska and WebM, and AVI; the result is 0 for other containers, which state no
+    Supports MP4, QuickTime and HEIF, Matroska and WebM, AVI and WebP; the result is 0 for other containers, which state no
     length, and for files whose length a live recorder left open.
     """
     head = file.read(12)
     if head[4:8] in _MP4_BOXES:
-        end = _mp4_end(file, size)
-    elif head[:4] == _EBML_HEADER:
-        end = _matroska_end(file)
-    elif head[:4] == b"RIFF" and head[8:12] == b"AVI ":
+        return _mp4_end(file, size)
+    if head[:4] == _EBML_HEADER:
+        return _matroska_end(file)
+    if head[:4] == b"RIFF" and head[8:12] in (b"AVI ", b"WEBP"):
         length = int.from_bytes(head[4:8], "little")
         # Unclosed files state 0 or all ones; an odd chunk's padding byte may be absent.
-        end = 0 if length in (0, 0xFFFFFFFF) else 8 + length - length % 2
-    else:
-        end = 0
-    return max(0, end - size)
+        return 0 if length in (0, 0xFFFFFFFF) else 8 + length - length % 2
+    return 0
 
 
 def _mp4_end(file: BinaryIO, size: int) -> int:

@@ -14,15 +14,16 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import av
 import numpy as np
 from av.bitstream import BitStreamFilterContext
 from numpy.typing import NDArray
+from PIL import Image
 
 from reelworks.data.media import display, formats, frame_times, location, pictures, video
-from reelworks.data.media.containers import missing_bytes
+from reelworks.data.media.containers import stated_bytes
 from reelworks.data.media.formats import ProbeError, kind_of, why_not_read
 from reelworks.data.media.frame_times import FrameTimes, Packets
 from reelworks.data.media.location import MediaPath
@@ -156,7 +157,8 @@ def probe(path: MediaPath) -> Probe:
 
 def _video(path: MediaPath) -> Probe:
     with location.opened(path) as file:
-        if missing := missing_bytes(file, location.num_bytes(path)):
+        size = location.num_bytes(path)
+        if (missing := stated_bytes(file, size) - size) > 0:
             raise ProbeError(f"truncated: the last {missing:,} bytes are missing")
         with video.opened(path, file) as opened:
             return _of_video(opened)
@@ -273,8 +275,46 @@ def _upright(orientation: int, height: int, width: int) -> dict[str, Any]:
     return {"height": height, "width": width, "rotation": rotation, "mirrored": orientation in _MIRRORED}
 
 
+_END_OF_JPEG = b"\xff\xd9"
+
+
+def _require_whole(file: BinaryIO, size: int) -> None:
+    """Raise an error for a picture that is damaged where no decoder looks.
+
+    These are the checksums of PNG, and zeros at the end of files whose copy was broken off when they had their length
+    already, which other decoders take for pixels.
+    """
+    with pictures.picture(file) as image:
+        if image.format == "PNG":
+            image.verify()
+        elif image.format in ("JPEG", "MPO", "WEBP", "AVIF", "HEIF"):
+            file.seek(0)
+            end = stated_bytes(file, size) or size
+            file.seek(0)
+            content = file.read(end)
+            zeros = len(content) - len(data := content.rstrip(b"\0"))
+            if zeros >= _least_zeros(image, content) and not data.endswith(_END_OF_JPEG):
+                raise ProbeError(f"damaged: it ends with {zeros:,} zeros, as a copy that was broken off")
+    file.seek(0)
+
+
+def _least_zeros(image: Image.Image, content: bytes) -> int:
+    """Return more zeros than a whole picture has at its end, where EXIF padded with zeros may lie.
+
+    WebP has some for flat parts: of encoders' settings, up to a byte for 72 pixels were seen, and for 3 if it is lossless.
+    """
+    flat = image.width * image.height // (2 if b"VP8L" in content[: 1 << 16] else 32) if image.format == "WEBP" else 0
+    return max(flat, 4096 if image.info.get("exif") else 64)
+
+
 def _picture(path: MediaPath) -> Probe:
-    with location.opened(path) as f, pictures.picture(f) as image:
+    with location.opened(path) as f:
+        _require_whole(f, location.num_bytes(path))
+        return _of_picture(f)
+
+
+def _of_picture(file: BinaryIO) -> Probe:
+    with pictures.picture(file) as image:
         frames, milliseconds, has_alpha = pictures.shown_frames(image), [], False
         for number in frames:
             image.seek(number)
