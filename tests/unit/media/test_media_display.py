@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import shutil
+import struct
 import subprocess
+import zlib
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -16,7 +19,7 @@ import odd_media as odd
 import pytest
 from av.video.reformatter import ColorPrimaries, ColorRange, ColorTrc
 from numpy.typing import NDArray
-from PIL import Image, ImageCms
+from PIL import Image, ImageCms, PngImagePlugin
 
 from reelworks.core.shape import Shape
 from reelworks.data.media import pictures, probe, tone_map
@@ -320,9 +323,115 @@ def test_primaries_of_bt_2020_become_those_of_bt_709() -> None:
     """The green of BT.709, given in BT.2020 (columns of BT.2087's M1), is pure green again; white stays white."""
     green = np.array([0.3293, 0.9195, 0.0880]) ** (1 / 2.4) * 65535
     codes = np.round([[green, [65535, 65535, 65535]]]).astype(np.uint16)
-    shown = tone_map.to_sdr(codes, "", wide_gamut=True)[0].astype(int)
+    shown = tone_map.to_sdr(codes, "", "bt2020")[0].astype(int)
     assert np.abs(shown - [[0, 255, 0], [255, 255, 255]]).max() <= 8
     assert shown[1].min() >= 254
+
+
+def stating(path: Path, pixels: NDArray[np.uint8], primaries: int, transfer: int) -> Path:
+    """A picture that states its colours by these numbers of ISO/IEC 23091-2, and has no ICC profile; an animation for .avifs."""
+    import pillow_heif
+
+    numbers, picture = bytes([primaries, transfer]), Image.fromarray(pixels)
+    if path.suffix == ".png":
+        picture.save(path)
+        chunk = b"cICP" + numbers + b"\0\1"
+        chunk = struct.pack(">I", 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+        path.write_bytes(path.read_bytes().replace(data := path.read_bytes()[8:33], data + chunk, 1))
+        return path
+    if path.suffix == ".heic":
+        pillow_heif.from_pillow(picture).save(path, quality=-1)
+    else:
+        others = [picture] * 2 if path.suffix == ".avifs" else []
+        picture.save(path, "AVIF", quality=100, subsampling="4:4:4", save_all=bool(others), append_images=others)
+    content = bytearray(path.read_bytes())
+    at = content.index(b"nclx")
+    content[at + 4 : at + 8] = bytes([0, numbers[0], 0, numbers[1]])
+    path.write_bytes(content)
+    return path
+
+
+def linear(codes: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(codes <= 0.04045, codes / 12.92, ((codes + 0.055) / 1.055) ** 2.4)
+
+
+def srgb(light: NDArray[np.float64]) -> NDArray[np.float64]:
+    light = light.clip(0, 1)
+    return np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
+
+
+def xyz(*corners: tuple[float, float]) -> NDArray[np.float64]:
+    """The matrix from linear light of primaries at x and y to CIE XYZ, with the white of D65."""
+    columns = np.array([(x / y, 1, (1 - x - y) / y) for x, y in (*corners, (0.3127, 0.3290))]).T
+    return columns[:, :3] * np.linalg.solve(columns[:, :3], columns[:, 3])
+
+
+SRGB = xyz((0.64, 0.33), (0.30, 0.60), (0.15, 0.06))
+GAMUTS = {12: xyz((0.68, 0.32), (0.265, 0.69), (0.15, 0.06)), 9: xyz((0.708, 0.292), (0.17, 0.797), (0.131, 0.046))}
+
+
+@pytest.mark.parametrize("suffix", ["png", "avif", "avifs", "heic"])
+@pytest.mark.parametrize("primaries", GAMUTS)
+def test_a_wide_gamut_that_a_picture_states_is_converted(tmp_path: Path, suffix: str, primaries: int) -> None:
+    """As chromaticities and the curve of sRGB say, in float64; the catalog names it, and masks keep their numbers."""
+    colors = np.array([(200, 60, 60), (60, 200, 60), (60, 60, 200), (128, 128, 128)], np.uint8)
+    pixels = np.repeat(np.repeat(colors[None], 16, axis=1), 32, axis=0)
+    path = stating(tmp_path / f"a.{suffix}", pixels, primaries, 13)
+    found = probe.probe(path)
+    assert (found.hdr, pictures.is_srgb(found.icc_profile)) == ("", False)
+    wanted = 255 * srgb(linear(colors / 255) @ (np.linalg.inv(SRGB) @ GAMUTS[primaries]).T)
+    request = Request(path, found.kind == "image", Shape(found.num_frames, 32, 64))
+    shown = load(request)[-1, 16, 8::16]
+    # Saturated colours of the others are coded with loss.
+    assert np.abs(shown - wanted).max() < (2 if suffix == "png" else 10)
+    kept = load(replace(request, nearest=True))[-1, 16, 8::16]
+    assert np.abs(kept.astype(int) - colors).max() < 4
+
+
+def test_p3_that_a_video_states_is_converted(tmp_path: Path) -> None:
+    """As that of pictures, but with the gamma of BT.1886."""
+    colors = np.array([(200, 60, 60), (60, 200, 60), (128, 128, 128)])
+    frames = [odd.flat(*ycc((red, green, blue), BT709, full=True)) for red, green, blue in colors.tolist()]
+    tags = {"colorspace": BT709, "color_range": FULL, "color_primaries": ColorPrimaries.SMPTE432}
+    shown = load(Request(odd.write_planes(tmp_path / "a.mkv", frames, tags=tags), False, Shape(3, 32, 48)))[:, 16, 24]
+    light = (colors / 255) ** 2.4 @ (np.linalg.inv(SRGB) @ GAMUTS[12]).T
+    assert np.abs(shown - 255 * light.clip(0, 1) ** (1 / 2.4)).max() < 5
+
+
+def test_chromaticities_of_a_png_are_a_gamut(tmp_path: Path) -> None:
+    """As cICP states it; those of sRGB are none."""
+    pixels = np.full((8, 8, 3), (60, 200, 60), np.uint8)
+    wanted = load(Request(stating(tmp_path / "a.png", pixels, 12, 13), True, Shape(1, 8, 8)))
+    for red, is_p3 in ((0.68, True), (0.64, False)):
+        corners = (
+            0.3127,
+            0.3290,
+            red,
+            0.32 if is_p3 else 0.33,
+            *((0.265, 0.69) if is_p3 else (0.30, 0.60)),
+            0.15,
+            0.06,
+        )
+        info = PngImagePlugin.PngInfo()
+        info.add(b"cHRM", struct.pack(">8I", *(round(100_000 * value) for value in corners)))
+        Image.fromarray(pixels).save(tmp_path / "b.png", pnginfo=info)
+        shown = load(Request(tmp_path / "b.png", True, Shape(1, 8, 8)))
+        assert np.array_equal(shown[0], wanted[0] if is_p3 else pixels)
+
+
+@pytest.mark.parametrize("suffix", ["png", "avif", "heic"])
+@pytest.mark.parametrize(("transfer", "number"), [("pq", 16), ("hlg", 18)])
+def test_hdr_that_a_picture_states_is_that_of_such_a_video(
+    tmp_path: Path, suffix: str, transfer: str, number: int
+) -> None:
+    codes = np.array([30, 80, 130, 190])
+    pixels = np.broadcast_to(np.repeat(codes, 12)[None, :, None], (32, 48, 3)).astype(np.uint8)
+    path = stating(tmp_path / f"a.{suffix}", pixels, 9, number)
+    found = probe.probe(path)
+    assert (found.hdr, found.icc_profile) == (transfer, "")
+    shown = load(Request(path, True, Shape(1, 32, 48)))[0, 16, 6::12]
+    video = load(Request(hdr_clip(tmp_path / "a.mkv", transfer, codes / 255), False, Shape(4, 32, 48)))[:, 16, 24]
+    assert np.abs(shown.astype(int) - video).max() <= (2 if suffix == "png" else 6)
 
 
 def wide_profile() -> bytes:

@@ -57,26 +57,26 @@ def shown_area(file: BinaryIO, container: str, track_id: int, number: int) -> Sh
 
 
 def _mp4(file: BinaryIO, track_id: int) -> ShownArea | None:
-    moov = _moov(file)
+    moov = top_box(file, b"moov")
     if b"clap" not in moov:  # as in nearly all files
         return None
-    for kind, trak in _boxes(moov):
+    for kind, trak in boxes(moov):
         if kind != b"trak":
             continue
-        tkhd = _box(trak, b"tkhd")
+        tkhd = box(trak, b"tkhd")
         if int.from_bytes(tkhd[20:24] if tkhd[:1] == b"\1" else tkhd[12:16], "big") == track_id:
-            stsd = _box(trak, b"mdia", b"minf", b"stbl", b"stsd")
-            entry = next((data for _, data in _boxes(stsd[8:])), b"")
-            clap = _box(entry[_ENTRY_BYTES:], b"clap")
+            stsd = box(trak, b"mdia", b"minf", b"stbl", b"stsd")
+            entry = next((data for _, data in boxes(stsd[8:])), b"")
+            clap = box(entry[_ENTRY_BYTES:], b"clap")
             width, height = (int.from_bytes(entry[at : at + 2], "big") for at in (24, 26))
             return _clean_aperture(clap, height, width) if len(clap) >= 32 else None
     return None
 
 
-def _box(data: bytes, *path: bytes) -> bytes:
+def box(data: bytes, *path: bytes) -> bytes:
     """Return the content of the first box at a path; nothing if there is none."""
     for name in path:
-        data = next((inside for kind, inside in _boxes(data) if kind == name), b"")
+        data = next((inside for kind, inside in boxes(data) if kind == name), b"")
     return data
 
 
@@ -95,15 +95,17 @@ def _top_boxes(file: BinaryIO, size: int) -> Iterator[tuple[bytes, int, int, int
         at += length
 
 
-def _moov(file: BinaryIO) -> bytes:
+def top_box(file: BinaryIO, name: bytes) -> bytes:
+    """Return the content of the first top-level box of this kind; nothing if there is none."""
     for kind, at, skip, length in _top_boxes(file, file.seek(0, io.SEEK_END)):
-        if kind == b"moov":
+        if kind == name:
             file.seek(at + skip)
             return file.read(min(length - skip, _MOST_BYTES) if length >= skip else _MOST_BYTES)
     return b""
 
 
-def _boxes(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+def boxes(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield kind and content of the boxes in data."""
     at = 0
     while at + 8 <= len(data):
         length, kind = struct.unpack_from(">I4s", data, at)

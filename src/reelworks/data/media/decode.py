@@ -506,12 +506,12 @@ class ToRgb:
         if turned:
             height, width = width, height
         transparent = any(component.is_alpha for component in frame.format.components)
-        transfer, wide_gamut = display.hdr(frame), display.is_wide_gamut(frame)
-        high_range = (transfer or wide_gamut) and not request.nearest
+        primaries, transfer = display.stated_colors(frame)
+        high_range = (transfer or primaries) and not request.nearest
         pixel_format = "rgb48le" if high_range else "rgba" if transparent else "rgb24"
         pixels = _scaled(self._reformatter, frame, (height, width), pixel_format, request)
         if high_range:
-            pixels = tone_map.to_sdr(pixels, transfer, wide_gamut=wide_gamut)
+            pixels = tone_map.to_sdr(pixels, transfer, primaries)
         elif transparent:
             pixels = over(pixels, request.background)
         return _crop(upright(pixels, orientation), request)

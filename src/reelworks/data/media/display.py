@@ -10,16 +10,16 @@ from fractions import Fraction
 import av
 import numpy as np
 from av.sidedata.sidedata import Type
-from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc
+from av.video.reformatter import ColorRange, Colorspace
 
 from reelworks.data.media.formats import ProbeError
+from reelworks.data.media.stated_colors import StatedColors, of_numbers
 from reelworks.data.media.video import OpenVideo
 
 # ISO/IEC 23091-2 numbers of matrix coefficients that libswscale converts.
 _MATRICES = {1: "bt709", 4: "fcc", 5: "bt601", 6: "bt601", 7: "smpte240m", 9: "bt2020"}
 _UNSPECIFIED = (2, 3)
 _PROGRESSIVE = 1  # field orders: 0 unknown, 1 progressive, others interlaced
-_HDR = {int(ColorTrc.SMPTE2084): "pq", int(ColorTrc.ARIB_STD_B67): "hlg"}
 _RATIOS = (Fraction(1, 10), Fraction(10))  # plausible shapes of a pixel
 
 
@@ -86,15 +86,9 @@ def is_full_range(frame: av.VideoFrame) -> bool:
     return has_matrix(frame) and bool(frame.color_range == ColorRange.JPEG)
 
 
-def hdr(frame: av.VideoFrame) -> str:
-    """Return the transfer function of a high dynamic range, "pq" or "hlg", and "" for other frames."""
-    return _HDR.get(int(frame.color_trc), "")
-
-
-def is_wide_gamut(frame: av.VideoFrame) -> bool:
-    """Return whether colours have the primaries of BT.2020, or may have them because the file is HDR."""
-    unstated = frame.color_primaries == ColorPrimaries.UNSPECIFIED and bool(hdr(frame))
-    return bool(frame.color_primaries == ColorPrimaries.BT2020) or unstated
+def stated_colors(frame: av.VideoFrame) -> StatedColors:
+    """Return the primaries and, of HDR, the transfer function of a frame."""
+    return of_numbers(int(frame.color_primaries), int(frame.color_trc))
 
 
 def may_be_interlaced(track: av.VideoStream) -> bool:

@@ -17,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageCms, PngImagePlugin, UnidentifiedImageError
 
+from reelworks.data.media import tone_map
 from reelworks.data.media.formats import ProbeError
+from reelworks.data.media.stated_colors import StatedColors, of_picture
 
 Color = tuple[int, int, int]
 WHITE: Color = (255, 255, 255)
@@ -39,6 +41,8 @@ _ANIMATED = ("GIF", "WEBP", "PNG", "AVIF")  # other files of several pictures, s
 _EXIF_ORIENTATION = 0x0112
 _PROFILE_NAME_LETTERS = 60
 _NOT_SRGB = " (not sRGB)"
+_STATED = "stated colors"  # key of `Image.info`
+_GAMUTS = {"p3": "Display P3", "bt2020": "BT.2020"}
 _QUIET = threading.Lock()  # warning filters are global to the process, and many threads open pictures
 # Browsers show frames of 10 ms and less for 100 ms: old encoders wrote 0 where they meant "the usual rate".
 _SHORTEST_MS, _USUAL_MS = 10.0, 100.0
@@ -63,6 +67,7 @@ def picture(file: BinaryIO) -> Image.Image:
     except UnidentifiedImageError:
         raise ProbeError("damaged: not a picture of a known format, or of a kind that Pillow does not read") from None
     _refuse_misread(opened)
+    opened.info[_STATED] = of_picture(file, opened.format, opened.info)
     return opened
 
 
@@ -150,13 +155,20 @@ def color_profile(image: Image.Image) -> ImageCms.ImageCmsProfile | None:
 def profile_name(image: Image.Image) -> str:
     """Return the description of a picture's ICC profile, "unnamed" without one, and "" for no profile.
 
-    One that is called sRGB and shows other colours, such as "Linear sRGB", is told apart by the end of the name.
+    Without a profile, it is the name of the wide gamut that a picture in SDR states otherwise. One that is called sRGB and shows other colours, such as "Linear sRGB", is told apart by the end of the name.
     """
     profile = color_profile(image)
     if profile is None:
-        return ""
+        primaries, transfer = stated_colors(image)
+        return "" if transfer else _GAMUTS.get(primaries, "")
     name = " ".join((profile.profile.profile_description or "").split())[:_PROFILE_NAME_LETTERS] or "unnamed"
     return name + _NOT_SRGB if is_srgb(name) and not _shows_srgb(bytes(image.info["icc_profile"])) else name
+
+
+def stated_colors(image: Image.Image) -> StatedColors:
+    """Return the colours that count for a picture: of HDR those that it states, of SDR only if it has no ICC profile."""
+    stated: StatedColors = image.info.get(_STATED, StatedColors())
+    return stated if stated.transfer or color_profile(image) is None else StatedColors()
 
 
 def is_srgb(name: str) -> bool:
@@ -196,7 +208,8 @@ def displayed(image: Image.Image, color: Color = WHITE, *, convert_profile: bool
     `convert_profile` is false for data in the form of pictures, such as masks: their numbers are kept.
     """
     turned, is_kept = _TRANSPOSE.get(orientation(image)), not convert_profile or is_srgb(profile_name(image))
-    profile = None if is_kept else color_profile(image)
+    stated = stated_colors(image) if convert_profile else StatedColors()
+    profile = None if is_kept or stated != StatedColors() else color_profile(image)
     image = image.copy() if turned is None else image.transpose(turned)
     if image.mode.startswith("I;16"):
         # Pillow would clip 16 bits to 8, which leaves all but the darkest pixels white.
@@ -204,6 +217,9 @@ def displayed(image: Image.Image, color: Color = WHITE, *, convert_profile: bool
     alpha = image.convert("RGBA").getchannel("A") if has_alpha(image) else None
     if profile is not None:
         image = _to_srgb(image, profile)
+    if stated != StatedColors():
+        codes = np.asarray(image.convert("RGB")).astype(np.uint16) * 257
+        image = Image.fromarray(tone_map.to_sdr(codes, stated.transfer or "srgb", stated.primaries))
     if alpha is None:
         return image.convert("RGB")
     rgba = image.convert("RGBA")

@@ -29,8 +29,8 @@ from reelworks.data.media.frame_times import FrameTimes, Packets
 from reelworks.data.media.location import MediaPath
 from reelworks.data.media.video import OpenVideo
 
-# Raise it when videos get other measures: those that a catalog has are then opened again by its next scan.
-VERSION = 3
+# Raise it when files get other measures: those that a catalog has are then opened again by its next scan.
+VERSION = 4
 
 
 class FrameTiming(NamedTuple):
@@ -191,7 +191,7 @@ def _of_video(opened: OpenVideo) -> Probe:
         interlaced=display.may_be_interlaced(opened.stream) or frame.interlaced_frame,
         color_matrix=display.matrix_name(frame),
         full_range=display.is_full_range(frame),
-        hdr=display.hdr(frame),
+        hdr=display.stated_colors(frame).transfer,
         sound="" if track is None else track.codec_context.name,
         notes=_notes(opened, times, headers),
         **timing._asdict(),
@@ -333,6 +333,7 @@ def _of_picture(file: BinaryIO) -> Probe:
             bit_depth=16 if image.mode.startswith("I;16") else 1 if image.mode == "1" else 8,
             has_alpha=has_alpha,
             pixel_aspect_ratio=1.0,
+            hdr=pictures.stated_colors(image).transfer,
             icc_profile=pictures.profile_name(image),
             **timing._asdict(),
             **_upright(orientation, image.height, image.width),

@@ -29,28 +29,43 @@ _A = 0.17883277
 _B, _C = 1 - 4 * _A, 0.5 - _A * np.log(4 * _A)
 _HLG_GAMMA = 1.2  # of the OOTF for a display of 1000 cd/m²
 _LUMA_2020 = np.array([0.2627, 0.6780, 0.0593], dtype=np.float32)
-# BT.2087-0, M2: linear light of BT.2020 to that of BT.709, both with the white D65.
-_TO_709 = np.array(
-    [[1.6605, -0.5876, -0.0728], [-0.1246, 1.1329, -0.0083], [-0.0182, -0.1006, 1.1187]], dtype=np.float32
-)
+# Linear light of other primaries to that of BT.709, both with the white D65: BT.2087-0, M2, and SMPTE EG 432-1.
+_TO_709 = {
+    "bt2020": np.array(
+        [[1.6605, -0.5876, -0.0728], [-0.1246, 1.1329, -0.0083], [-0.0182, -0.1006, 1.1187]], np.float32
+    ),
+    "p3": np.array([[1.2249, -0.2249, 0], [-0.0421, 1.0421, 0], [-0.0196, -0.0786, 1.0983]], np.float32),
+}
 
 
-def to_sdr(codes_HWC: NDArray[np.uint16], transfer: str, *, wide_gamut: bool) -> NDArray[np.uint8]:
+def to_sdr(codes_HWC: NDArray[np.uint16], transfer: str, primaries: str) -> NDArray[np.uint8]:
     """Convert R'G'B' code values of 16 bits, full range, to those of SDR, 8 bits.
 
-    `transfer` is "pq", "hlg" or "" for SDR, of which only the gamut is converted. Values [H, W, 3].
+    `transfer` is "pq", "hlg", or that of SDR, of which only the gamut is converted: "" for the gamma of videos, and "srgb".
+    `primaries` are "bt2020", "p3", or "" for those of BT.709. Values [H, W, 3].
     """
     values = codes_HWC.astype(np.float32) / 65535
-    if transfer:
+    if transfer in ("pq", "hlg"):
         nits = pq_to_light(values) if transfer == "pq" else hlg_to_light(values)
         light = tone_map(nits) / SDR_WHITE
     else:
-        light = values**_GAMMA
-    if wide_gamut:
-        light = light @ _TO_709.T
-    sdr = np.clip(light, 0, 1) ** (1 / _GAMMA)
+        light = srgb_to_light(values) if transfer == "srgb" else values**_GAMMA
+    if primaries:
+        light = light @ _TO_709[primaries].T
+    light = np.clip(light, 0, 1)
+    sdr = light_to_srgb(light) if transfer == "srgb" else light ** (1 / _GAMMA)
     codes: NDArray[np.uint8] = np.round(sdr * 255).astype(np.uint8)
     return codes
+
+
+def srgb_to_light(codes: Light) -> Light:
+    """Return light in [0, 1] by IEC 61966-2-1."""
+    return np.where(codes <= 0.04045, codes / 12.92, ((codes + 0.055) / 1.055) ** 2.4)
+
+
+def light_to_srgb(light: Light) -> Light:
+    """Return code values of light, the inverse of `srgb_to_light`."""
+    return np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
 
 
 def tone_map(nits_HWC: Light) -> Light:

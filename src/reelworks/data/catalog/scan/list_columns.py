@@ -114,7 +114,8 @@ def _first_of(
 def _has_files(column: Any) -> bool:
     """Return whether a column has files themselves: bytes beside paths, as Hugging Face writes them, or such as no path has."""
     if pa.types.is_struct(column.type):
-        return column.type.get_field_index("bytes") >= 0 and pc.struct_field(column, "bytes").null_count < len(column)
+        has_bytes = column.type.get_field_index("bytes") >= 0
+        return has_bytes and bool(pc.struct_field(column, "bytes").null_count < len(column))
     is_bytes = pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
     return is_bytes and bool(pc.any(pc.match_substring(column, "\0")).as_py())
 

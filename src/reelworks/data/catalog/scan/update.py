@@ -61,7 +61,7 @@ class Update:
         frame_times: Frame times of long videos by fingerprint.
         noted: Paths of files by what a person should know of them.
         replaced: Mask of the live rows that have a new one in their place, also for unchanged files that were touched.
-        outdated: Names of datasets whose videos an earlier version has measured.
+        outdated: Names of datasets whose files an earlier version has measured.
         crashes: Whether a file is to be opened on which a decoder has crashed.
     """
 
@@ -112,8 +112,7 @@ class Update:
             cuts = zip(self._live.cut.take(pa.array(row)).to_pylist(), known.tolist(), strict=True)
             is_current &= np.array([was == entries[i].cut for was, i in cuts], dtype=np.bool_)
         if outdated:
-            is_video = [kind_of(entries[i].path) == "video" and entries[i].stated is None for i in known.tolist()]
-            is_current &= ~np.array(is_video, dtype=np.bool_)
+            is_current &= np.array([entries[i].stated is not None for i in known.tolist()], dtype=np.bool_)
         told = np.flatnonzero(is_current & (self._live.content_keys()[row] == digests.NO_CONTENT))
         for i in told.tolist():
             entry = entries[known[i]]
@@ -307,10 +306,7 @@ class Update:
 
     def notes(self) -> list[str]:
         """Return what a person should know of files that were opened, one line for all with the same."""
-        again = (
-            f"videos of {', '.join(sorted(self.outdated))} were opened again: an earlier version had counted frames that no player "
-            "shows, and had not chosen streams and crops of containers as players do"
-        )
+        again = f"files of {', '.join(sorted(self.outdated))} were opened again: an earlier version had measured them otherwise"
         return [again] * bool(self.outdated) + [
             f"{units.plural(len(of), 'file')} with {note}; the first is {of[0]}" for note, of in self.noted.items()
         ]
