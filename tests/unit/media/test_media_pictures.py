@@ -43,6 +43,22 @@ def test_exif_orientation_is_applied(tmp_path: Path, orientation: int) -> None:
     assert np.array_equal(read(path, shown.shape[:2]), shown)
 
 
+@pytest.mark.parametrize("name", ["a.jpg", "a.webp", "a.avif", "a.png"])
+@pytest.mark.parametrize("exif", [None, 1, 3])
+def test_an_orientation_in_xmp_alone_turns_nothing(tmp_path: Path, name: str, exif: int | None) -> None:
+    """As in browsers; programs that turned the pixels leave it there."""
+    tags, info = Image.Exif(), PngImagePlugin.PngInfo()
+    if exif is not None:
+        tags[0x0112] = exif
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    info.add_itxt("XML:com.adobe.xmp", xmp.decode())
+    how = {"pnginfo": info} if name == "a.png" else {"xmp": xmp, "quality": 100}
+    Image.fromarray(files.quarters(32, 48)).save(tmp_path / name, exif=tags, dpi=(72, 72), **how)
+    assert probe.probe(tmp_path / name).rotation == (180 if exif == 3 else 0)
+    stored = files.quarters(32, 48)[::-1, ::-1] if exif == 3 else files.quarters(32, 48)
+    assert files.differ(read(tmp_path / name, (32, 48)), stored) < 6
+
+
 @pytest.mark.parametrize("exif", [b"Exif\0\0broken", b"Exif\0\0II*\0\x08\0\0\0\xff\xff\x12\x01", b"x" * 40])
 def test_a_broken_exif_block_costs_nothing(tmp_path: Path, exif: bytes) -> None:
     path = tmp_path / "a.jpg"
@@ -69,6 +85,21 @@ def test_what_is_clear_is_white(tmp_path: Path, mode: str) -> None:
     picture = read(path, (16, 16))
     assert (picture[:, :8] == 255).all()
     assert (picture[:, 8:] == 90).all()
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+@pytest.mark.parametrize("alpha", [0, 254, 255])
+def test_a_channel_of_opacity_is_no_transparency(tmp_path: Path, mode: str, alpha: int) -> None:
+    """As pictures of a screen have one, all of which is opaque."""
+    rgba = np.full((16, 16, 4), 255, np.uint8)
+    rgba[3, 4] = 90, 90, 90, alpha
+    if mode == "P":
+        Image.fromarray((rgba[..., 0] // 255).astype(np.uint8)).convert("P").save(
+            tmp_path / "a.png", transparency=bytes([alpha, 255])
+        )
+    else:
+        Image.fromarray(rgba).convert(mode).save(tmp_path / "a.png")
+    assert probe.probe(tmp_path / "a.png").has_alpha == (alpha < 255)
 
 
 def test_sixteen_bits_of_grey_are_scaled(tmp_path: Path) -> None:

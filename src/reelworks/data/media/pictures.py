@@ -38,7 +38,6 @@ _TRANSPOSE = {
 # Formats that are opened, whatever the extension; Pillow knows others, one of which would start Ghostscript.
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "AVIF")
 _ANIMATED = ("GIF", "WEBP", "PNG", "AVIF")  # other files of several pictures, such as TIFF, have pages
-_EXIF_ORIENTATION = 0x0112
 _PROFILE_NAME_LETTERS = 60
 _NOT_SRGB = " (not sRGB)"
 _STATED = "stated colors"  # key of `Image.info`
@@ -97,9 +96,12 @@ def _heif() -> str:
 
 
 def orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation, 1 to 8; 1 if it is absent or invalid."""
+    """Return the EXIF orientation, 1 to 8; 1 if it is absent or invalid. That of XMP, which viewers ignore, does not count."""
+    exif = Image.Exif()
     with _quiet():
-        value = image.getexif().get(_EXIF_ORIENTATION, 1)
+        with suppress(SyntaxError):  # as Pillow calls a block that is broken
+            exif.load(image.info.get("exif") or b"")
+        value = getattr(image, "tag_v2", exif).get(ExifTags.Base.Orientation, 1)
     return value if value in range(1, 9) else 1
 
 
@@ -200,6 +202,12 @@ def has_alpha(image: Image.Image) -> bool:
     """Return whether a picture may be transparent; Pillow's own answer fails for a frame with the palette of the one before."""
     is_bare = image.mode == "P" and image.palette is None
     return "transparency" in image.info if is_bare else image.has_transparency_data
+
+
+def is_transparent(image: Image.Image) -> bool:
+    """Return whether any pixel of a picture that was read is not opaque."""
+    is_read = has_alpha(image) and not image.mode.startswith("I;16")
+    return is_read and image.convert("RGBA").getchannel("A").getextrema()[0] != 255
 
 
 def displayed(image: Image.Image, color: Color = WHITE, *, convert_profile: bool = True) -> Image.Image:

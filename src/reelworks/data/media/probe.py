@@ -109,7 +109,7 @@ class Probe:
     bit_depth: int = 0  # largest number of bits of a channel as decoded
     rotation: int = 0  # degrees clockwise (0, 90, 180, 270) from stored to displayed frames, after mirroring
     variable_fps: bool = False  # whether frames are unevenly spaced in time
-    has_alpha: bool = False
+    has_alpha: bool = False  # whether a video has a channel of opacity, or a picture a pixel that is not opaque
     mirrored: bool = False  # whether stored frames are mirrored left to right before they are turned
     pixel_aspect_ratio: float = 0.0  # width to height of a stored pixel
     hidden_frames: int = 0  # frames that an edit list hides
@@ -320,7 +320,7 @@ def _of_picture(file: BinaryIO) -> Probe:
             image.seek(number)
             image.load()  # reads to the end: a truncated picture opens without error and fails here
             milliseconds.append(pictures.frame_milliseconds(image))
-            has_alpha |= pictures.has_alpha(image)
+            has_alpha |= pictures.is_transparent(image)
         orientation, timing = pictures.orientation(image), FrameTiming(0.0, 0.0, False)
         if len(frames) > 1:
             ticks = np.round(np.asarray(milliseconds) * 1000).astype(np.int64)
