@@ -200,6 +200,20 @@ def test_words_for_nothing_and_second_captions_are_said(folder: Path) -> None:
     assert again.unchanged == 4
 
 
+def test_an_empty_caption_hides_no_other(folder: Path) -> None:
+    contents = {"a.txt": b" \n", "a.caption": b"a cat", "b.txt": b"a dog", "b.caption": b""}
+    result, captions, again = scanned(folder, contents)
+    assert (captions["a"], captions["b"]) == ("a cat", "a dog")
+    assert (result.notes, again.unchanged) == ((), 2)
+
+
+def test_a_list_in_a_folder_is_told_with_how_it_is_read(folder: Path) -> None:
+    (folder / "meta.jsonl").write_text('{"file_name": "a.png", "text": "a cat"}\n', encoding="utf-8")
+    result, captions, _ = scanned(folder, {"a.txt": b""})
+    assert not captions["a"]
+    assert "captions in .jsonl are read of a list that is itself the dataset's path" in result.notes[0]
+
+
 def test_a_caption_that_is_made_utf_8_is_a_change(folder: Path) -> None:
     scanned(folder, {"a.txt": b"caf\xe9"})
     result, captions, _ = scanned(folder, {"a.txt": "café".encode()})

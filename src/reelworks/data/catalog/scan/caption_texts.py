@@ -54,11 +54,14 @@ class Unsettled(NamedTuple):
 def read(media: MediaPath, files: CaptionFiles) -> str | Unsettled | None:
     """Return a clip's caption without surrounding white space; None if there is none.
 
-    Of several files, each becomes a line.
+    Of several files, each becomes a line. An empty one does not hide the one that would be read without it.
     """
     parts = [part for one in files.read if (part := _part(media, one)) is not None]
+    rivals = [part for one in files.rivals if (part := _part(media, one))]
+    if rivals and not any(parts):
+        parts = [rivals.pop(0)]
     remarks = [_UNCLEAR] if files.unclear else []
-    if any(_differ(part, _part(media, one)) for part in parts[:1] for one in files.rivals):
+    if any(_differ(part, rival) for part in parts[:1] for rival in rivals):
         remarks.append(_SECOND)
     if parts and not isinstance(parts[0], Raw) and len(parts) == 1 and not remarks and not is_null(parts[0]):
         return parts[0]
@@ -127,9 +130,9 @@ def _part(media: MediaPath, file: str | Range) -> str | Raw | None:
     return Raw(name, data) if text is None or text_encoding.is_doubtful(text) else _caption(text, name)
 
 
-def _differ(one: str | Raw, other: str | Raw | None) -> bool:
+def _differ(one: str | Raw, other: str | Raw) -> bool:
     a, b = (part.data if isinstance(part, Raw) else part for part in (one, other))
-    return b is not None and a != b
+    return a != b
 
 
 def _caption(text: str, name: str) -> str | None:

@@ -16,7 +16,15 @@ from reelworks.core.errors import UserError
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.scan import archive, lists, remote
 from reelworks.data.catalog.scan.caption_names import SUFFIXES, CaptionNames
-from reelworks.data.catalog.scan.source_files import Listing, SourceFile, count_text, extension_of, may_be_read, settled
+from reelworks.data.catalog.scan.source_files import (
+    Listing,
+    SourceFile,
+    count_text,
+    extension_of,
+    may_be_read,
+    note_of,
+    settled,
+)
 from reelworks.data.media import formats, location
 from reelworks.data.run.folder import RunFolder
 
@@ -59,7 +67,7 @@ def list_folder(name: str, root: Path) -> Listing:
             remedy=f"give a folder that contains files of the types {' '.join(sorted(formats.EXTENSIONS))}, or a list of such "
             f"files as the path ({formats.LISTS_TOLD})",
         )
-    return Listing(entries, note=f"{root}: files beside the clips: {count_text(sidecars)}" if sidecars else None)
+    return Listing(entries, note=note_of(str(root), sidecars))
 
 
 def _walk(

@@ -25,6 +25,7 @@ from reelworks.data.catalog.scan.source_files import (
     extension_of,
     is_hidden,
     may_be_read,
+    note_of,
     settled,
 )
 from reelworks.data.media import formats, location
@@ -54,7 +55,7 @@ def list_address(name: str, url: str) -> Listing:
             value=url,
             remedy=f"give an address below which there are files of the types {' '.join(sorted(formats.EXTENSIONS))}",
         )
-    return Listing(entries, note=f"{url}: files beside the clips: {count_text(sidecars)}" if sidecars else None)
+    return Listing(entries, note=note_of(url, sidecars))
 
 
 class _Storage:

@@ -50,6 +50,13 @@ def count_text(extensions: Counter[str]) -> str:
     return ", ".join(f"{extension} ({count})" for extension, count in extensions.most_common(8))
 
 
+def note_of(place: str, sidecars: Counter[str]) -> str | None:
+    """Return what a scan says of sidecars beside the clips of a folder or address; None if there are none."""
+    lists = sorted(sidecars.keys() & set(formats.LISTS))
+    hint = f"; captions in {' '.join(lists)} are read of a list that is itself the dataset's path" if lists else ""
+    return f"{place}: files beside the clips: {count_text(sidecars)}{hint}" if sidecars else None
+
+
 def extension_of(name: str) -> str:
     """Return the suffix by which a file is counted."""
     return formats.extension_of(name) or "no extension"
