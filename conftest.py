@@ -10,6 +10,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from importlib.abc import MetaPathFinder
+from pathlib import Path
 
 import pytest
 import typer.testing
@@ -51,13 +52,24 @@ def pytest_configure(config: pytest.Config) -> None:
             import children
 
             children.share_server()
+    elif config.args == config.getini("testpaths"):
+        _begin_elsewhere(config)
     if config.option.no_torch:
         sys.meta_path.insert(0, _SkipHeavy())
 
 
+def _begin_elsewhere(config: pytest.Config) -> None:
+    """Let each test process read the files of tests from another one on: all compile them only where nobody has."""
+    files = sorted(str(file) for path in config.args for file in Path(path).rglob("test_*.py"))
+    worker = config.workerinput  # type: ignore[attr-defined]
+    begin = len(files) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    config.args = files[begin:] + files[:begin]
+
+
 @pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases of a test behind its quick ones as slow."""
+    """Sort tests by their files, as all processes must have them, and mark the cases of a test behind its quick ones as slow."""
+    items.sort(key=lambda item: item.path)
     cases = Counter[str]()
     for item in items:
         if (quick := item.get_closest_marker("quick_cases")) is not None:
