@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Draw as many examples as Hypothesis does by itself only where slow tests run too."""
     gc.disable()  # until all is imported: a million objects that stay would be looked through again and again
     # Each command that a test types would build all verbs again, which takes longer than most of them run.
-    typer.testing._get_command = functools.cache(typer.testing._get_command)
+    typer.testing._get_command = typer.main.get_command = functools.cache(typer.main.get_command)
     settings.load_profile("quick" if config.option.markexpr == "not slow" else "whole")
     optional_imports.leave_out_unused()  # pandas, for this line; else the first array of pyarrow would import it
     optional_imports.settle_arrow()

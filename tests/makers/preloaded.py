@@ -10,6 +10,9 @@ import importlib
 
 from PIL import Image
 
+from reelworks.core import annexes
+from reelworks.models.precision import audited
+
 for _name in (
     "av.subtitles.stream",
     "encodings.utf_8_sig",
@@ -31,5 +34,8 @@ for _name in (
 ):
     importlib.import_module(_name)
 Image.init()
+# Looks through all that is installed, and through all files of the program, once for all trainings.
+annexes.from_outside()
+audited._program()
 gc.collect()
 gc.freeze()

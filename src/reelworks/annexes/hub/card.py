@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from dataclasses import dataclass
@@ -223,6 +224,7 @@ def trigger_of(recipe: Recipe) -> str | None:
     return next(iter(words)) or None
 
 
+@functools.cache
 def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),

@@ -7,7 +7,9 @@ inputs' layouts, and the code. A model with hooks, or with functions of its own,
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -76,10 +78,7 @@ def key_of(
     digest = hashlib.sha256("\n".join([*lines, repr(others)]).encode())
     for example in examples:
         digest.update(repr(layout(tensors.named(example))).encode())
-    for file in map(Path, _code(root, denoiser)):
-        # Python as others embed it has its own modules in an archive, or in itself.
-        stat = file.stat() if file.exists() else None
-        digest.update(f"{file} {stat and (stat.st_mtime_ns, stat.st_size)}\n".encode())
+    digest.update("\n".join([_program(), *map(_version, _code(root, denoiser))]).encode())
     return digest.hexdigest()
 
 
@@ -138,10 +137,22 @@ def _is_of_program(hook: Any) -> bool:
 
 
 def _code(root: nn.Module, denoiser: object) -> list[str]:
-    """Return the files of the layers' classes, and all of this program."""
+    """Return the files of the layers' classes."""
     kinds = {kind.__module__ for module in (*root.modules(), denoiser) for kind in type(module).__mro__}
     files = {getattr(sys.modules.get(name), "__file__", None) for name in kinds}
-    return sorted({file for file in files if file is not None}.union(map(str, _PROGRAM.rglob("*.py"))))
+    return sorted(file for file in files if file is not None)
+
+
+@functools.cache
+def _program() -> str:
+    """Return the version of each file of this program."""
+    return "\n".join(map(_version, sorted(map(str, _PROGRAM.rglob("*.py")))))
+
+
+def _version(file: str) -> str:
+    # Python as others embed it has its own modules in an archive, or in itself.
+    stat = os.stat(file) if os.path.exists(file) else None
+    return f"{file} {stat and (stat.st_mtime_ns, stat.st_size)}"
 
 
 def _folder() -> Path:
