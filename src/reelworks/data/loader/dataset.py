@@ -33,6 +33,7 @@ I64 = NDArray[np.int64]
 Integers = NDArray[Any]  # of any width
 Mask = NDArray[np.bool_]
 _SHAPES = ("num_frames", "fps", "height", "width", "kind")  # columns that only assignments read as a whole
+_FEW = 100_000
 
 
 @dataclass(init=False, repr=False)
@@ -153,7 +154,12 @@ class Dataset(CatalogView):
         self._forget_uses()
 
     def _forget_uses(self) -> None:
-        """Free what an assignment is made of: gigabytes for a hundred million clips, but computed in a few seconds."""
+        """Free what an assignment is made of: gigabytes for a hundred million clips, but computed in a few seconds.
+
+        That of few clips stays, since a forecast plans a hundred epochs of them.
+        """
+        if len(self.rows) <= _FEW:
+            return
         for name in ("uses", "frames", "excluded", "in_exclude_file"):
             vars(self).pop(name, None)
         self.rows.release(*_SHAPES)

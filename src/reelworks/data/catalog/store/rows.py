@@ -152,9 +152,10 @@ class CatalogRows:
 
     def load(self, *names: str) -> None:
         """Read columns into memory, several at a time."""
-        with ThreadPoolExecutor(_READERS) as threads:
-            for _ in threads.map(self.column, names):
-                pass
+        if missing := [name for name in names if name not in self.__dict__]:
+            with ThreadPoolExecutor(_READERS) as threads:
+                for _ in threads.map(self.column, missing):
+                    pass
 
     def chunks(self, name: str, wanted: Wanted = None) -> Iterator[Any]:
         """Yield a column in consecutive parts, none of which stays in memory unless the column already is.
