@@ -26,6 +26,7 @@ from reelworks.commands import show
 from reelworks.commands.main import app
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.checkpoint import listing
+from reelworks.models.adapters import files
 from reelworks.testing import contract
 from reelworks.training.coverage import clip_history
 
@@ -147,7 +148,7 @@ CALLS = [
     Call("lora convert", "mine.safetensors --to comfyui -o comfyui.safetensors"),
     Call("lora merge", "mine.safetensors=0.7 mine.safetensors=0.5 -o merged.safetensors"),
     Call("lora resize", "mine.safetensors --rank 1 -o resized.safetensors"),
-    Call("lora extract", "base.safetensors tuned.safetensors --rank 1 -o extracted.safetensors"),
+    Call("lora extract", "base.safetensors tuned.safetensors --model wan-tiny --rank 1 -o extracted.safetensors"),
     Call("lora apply", "base.safetensors mine.safetensors -o applied"),
     Call("new lora", "--model wan-tiny --data clips -o lora.toml", slow=True),
     Call("demo-data", "footage", slow=True),
@@ -203,7 +204,8 @@ def write_lora_files(place: Path) -> None:
     rows, columns = base[layer].shape
     A, B = torch.randn(2, columns, generator=generator), torch.randn(rows, 2, generator=generator)
     name = f"transformer.{layer.removesuffix('.weight')}"
-    save_file({f"{name}.lora_A.weight": A, f"{name}.lora_B.weight": B}, place / "mine.safetensors")
+    header = {files.BASE: json.dumps({"model": "wan-tiny"})}  # else all networks there are would be built, to compare
+    save_file({f"{name}.lora_A.weight": A, f"{name}.lora_B.weight": B}, place / "mine.safetensors", header)
     save_file(base | {layer: base[layer] + B @ A}, place / "tuned.safetensors")
 
 
