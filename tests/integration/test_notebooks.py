@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from safetensors import safe_open
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebooks" / "lora-in-ten-minutes.ipynb"
@@ -32,40 +35,78 @@ RUN = """
 import json, sys
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance()
+sys.executable = "./program"
 for cell in json.load(sys.stdin):
     shell.run_cell(cell).raise_error()
 """
 RECORD = """#!{python}
-import json, pathlib, sys
-pathlib.Path("lora.toml").touch()
+import json, sys
+from pathlib import Path
+Path(sys.argv[sys.argv.index("-o") + 1]).touch() if "-o" in sys.argv else None
 with open("called", "a", encoding="utf-8") as called:
-    called.write(json.dumps(sys.argv[1:]) + "\\n")
+    called.write(json.dumps(sys.argv[3:]) + "\\n")
 """
+SLOW_SAVE = """#!{python}
+import signal, sys, time
+from pathlib import Path
+received = []
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, _: received.append(number))
+Path("begun").touch()
+while not received:
+    time.sleep(0.01)
+time.sleep(1.5)
+if received.count(signal.SIGINT) < 2:  # by a second one, it leaves without a save
+    Path("saved").touch()
+sys.exit(75)
+"""
+needs_scripts = pytest.mark.skipif(
+    os.name == "nt", reason="what stands for the program is a script with its interpreter's path"
+)
+
+
+def cells_of(*texts: str) -> list[str]:
+    """Return the two cells that all others need, and those with a text."""
+    cells = ["".join(cell["source"]) for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]]
+    return [cell for cell in cells if any(text in cell for text in ("PICTURES = ", "def reelworks", *texts))]
+
+
+def start(cells: list[str], program: str, folder: Path) -> subprocess.Popen[str]:
+    """Start to run cells in a folder, as a kernel does; a script stands for Python with Reelworks."""
+    pytest.importorskip("IPython", reason="cells are run by IPython")
+    (folder / "program").write_text(program.format(python=sys.executable), encoding="utf-8")
+    (folder / "program").chmod(0o755)
+    environment = os.environ | {"HOME": str(folder), "IPYTHONDIR": str(folder)}
+    shell = subprocess.Popen(
+        [sys.executable, "-c", RUN],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=environment,
+        start_new_session=True,
+    )
+    assert shell.stdin is not None
+    shell.stdin.write(json.dumps(cells))
+    shell.stdin.close()
+    shell.stdin = None
+    return shell
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="what stands for the program is a script with its interpreter's path")
+@needs_scripts
 @pytest.mark.parametrize("kind", ["str", "Path"])
 def test_settings_reach_the_commands_as_they_are_written(tmp_path: Path, kind: str) -> None:
     """Colab's folder has a space, others lie in the home; prompts have quotes, signs of shells, and signs beyond 16 bits."""
-    pytest.importorskip("IPython", reason="cells are run by IPython")
     settings: dict[str, Any] = {"MODEL": "sdxl", "TRIGGER": "rw$mug", "PICTURES": "~/My Drive/mug's", "STEPS": 2}
     settings["PROMPTS"] = ['Anna\'s "desk"; `ls` $HOME \\ {x}', "a mug \U0001f600"]
-    cells = ["".join(cell["source"]) for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]]
-    run = ["from pathlib import Path", *(f"{name} = {value!r}" for name, value in settings.items())]
-    run += [f"PICTURES = {kind}(PICTURES)"]
-    run += [
-        cell for cell in cells if "if not PICTURES" in cell or "!reelworks new " in cell or "!reelworks train " in cell
-    ]
     pictures = tmp_path / "My Drive" / "mug's"
     pictures.mkdir(parents=True)
-    program = tmp_path / "reelworks"
-    program.write_text(RECORD.format(python=sys.executable), encoding="utf-8")
-    program.chmod(0o755)
-    environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "IPYTHONDIR": str(tmp_path)}
-    environment["HOME"] = str(tmp_path)
-    ways: dict[str, Any] = {"cwd": tmp_path, "env": environment, "text": True, "check": True, "capture_output": True}
-    subprocess.run([sys.executable, "-c", RUN], input=json.dumps(run), **ways)
+    first, second, *others = cells_of("if not PICTURES", 'reelworks("new"', 'reelworks("train"')
+    changed = [*(f"{name} = {value!r}" for name, value in settings.items()), f"PICTURES = {kind}(PICTURES)"]
+    shell = start([first, second, *changed, *others], RECORD, tmp_path)
+    shell.communicate()
+    assert shell.returncode == 0
     new, train = map(json.loads, (tmp_path / "called").read_text(encoding="utf-8").splitlines())
     values = [str(pictures), "sdxl", settings["TRIGGER"], "2"]
     assert [new[new.index(f"--{name}") + 1] for name in ("data", "model", "trigger", "steps")] == values
@@ -73,16 +114,43 @@ def test_settings_reach_the_commands_as_they_are_written(tmp_path: Path, kind: s
 
 
 @pytest.mark.slow
-def test_it_trains_a_lora_from_its_own_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@needs_scripts
+@pytest.mark.parametrize("interrupt", [os.kill, getattr(os, "killpg", None)], ids=["kernel", "group"])
+def test_the_stop_button_waits_until_the_training_has_saved(tmp_path: Path, interrupt: Any) -> None:
+    """Jupyter interrupts all processes of a kernel's group, others the kernel alone. Here a save takes 1.5 s."""
+    shell = start(cells_of('reelworks("train"'), SLOW_SAVE, tmp_path)
+    until = time.monotonic() + 60
+    while not (tmp_path / "begun").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    interrupt(shell.pid, signal.SIGINT)
+    assert ": stopped" in shell.communicate()[0]
+    assert (tmp_path / "saved").exists()
+
+
+@pytest.mark.slow
+def test_it_trains_a_lora_of_each_settings_as_often_as_it_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All cells; all of them again with pictures of one's own in place of the sample; the last one once more."""
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    (settings,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ())]
-    settings.source = SMALL
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    settings, *others = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert settings.metadata["tags"] == ["parameters"]
+    settings.source += SMALL
+    own = nbformat.v4.new_code_cell('PICTURES = "own"; PROMPTS = ["a cat"]')
+    cells = [settings, *others, own, *others[2:], others[-1]]
+    notebook.cells = [nbformat.v4.new_code_cell(cell.source) for cell in cells]
+    (tmp_path / "own").mkdir()
+    for number in range(4):
+        Image.new("RGB", (96, 80), (60 * number, 200, 90)).save(tmp_path / "own" / f"{number}.png")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    with safe_open(tmp_path / "lora.safetensors", "pt") as lora:
-        assert any("lora" in name for name in lora.keys())  # noqa: SIM118
+    loras = [tmp_path / f"wan-tiny-rwmug-{pictures}.safetensors" for pictures in ("mug", "own")]
+    for path in loras:
+        with safe_open(path, "pt") as lora:
+            assert any("lora" in name for name in lora.keys())  # noqa: SIM118
+    assert loras[0].read_bytes() != loras[1].read_bytes()
     outputs = [str(output) for cell in notebook.cells for output in cell.get("outputs", ())]
-    assert sum("image/jpeg" in output for output in outputs) >= 5, "pictures, sheets and previews"
+    assert sum("image/jpeg" in output for output in outputs) >= 10, "pictures, sheets and previews, twice"
     assert not any("error: " in output for output in outputs), outputs
     assert len(nbformat.writes(notebook)) < 500_000
