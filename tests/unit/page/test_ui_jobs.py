@@ -1,5 +1,8 @@
 """Jobs are commands of their own: queued, stopped, and alive without the page."""
 
+import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -7,7 +10,7 @@ import pytest
 from page_client import client, page
 from refused import refused
 
-from reelworks.annexes.page import jobs, serve
+from reelworks.annexes.page import job_process, jobs, serve
 from reelworks.annexes.page.jobs import Jobs
 from reelworks.annexes.page.workspace import Workspace
 from reelworks.core import system
@@ -89,6 +92,30 @@ def test_a_process_that_vanished_has_failed(tmp_path):
     job = jobs.PageJob("000001", "train", "lost", (), str(tmp_path), 0.0, state="running", process=other, started=1.0)
     jobs.write(tmp_path / "jobs" / "000001.json", job)
     assert queue.get("000001").state == "failed"
+
+
+def test_a_command_that_starts_slowly_runs_until_its_process_has_ended(tmp_path, monkeypatch):
+    """Python takes long to start from a cold volume: no clock tells that it failed, nothing starts beside it, and it can be stopped."""
+    (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(0.2)", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    clock = time.time
+    monkeypatch.setattr(jobs.time, "time", lambda: clock() + 1e6 * (clock() - begun))
+    begun = clock()
+    queue = Jobs(tmp_path / "jobs")
+    made = [queue.add("train", name, ["train", str(tmp_path / name)], tmp_path) for name in "ab"]
+    queue._step()
+    assert [job.state for job in queue.list()] == ["running", "waiting"]
+    queue.stop(made[1].id)
+    assert ended(queue, queue.stop(made[0].id)).code is not None
+
+
+def test_a_job_whose_page_ends_while_it_starts_it_waits_for_the_next_page(tmp_path):
+    job = jobs.PageJob("000001", "demo", "left", ("demo-data", str(tmp_path / "footage")), str(tmp_path), 0.0)
+    jobs.write(tmp_path / "000001.json", job)
+    command = [sys.executable, "-m", job_process.__name__, str(tmp_path / "000001.json")]
+    subprocess.run(command, stdin=subprocess.DEVNULL, check=True)
+    assert jobs.read(tmp_path / "000001.json") == job
+    assert not (tmp_path / "footage").exists()
 
 
 @pytest.mark.slow

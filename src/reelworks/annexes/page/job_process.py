@@ -15,13 +15,17 @@ from reelworks.data.run.process import Process
 
 
 def main() -> None:
-    """Run the command of the job whose file is the only argument."""
+    """Run the command of the job whose file is the only argument, once the page has written there that it runs."""
     path = Path(sys.argv[1])
     for number in (*system.STOPS, *system.HANG_UPS):
         signal.signal(number, lambda *_: None)  # the command alone is asked to end; handlers are not inherited
+    sys.stdin.read()
     job = jobs.read(path)
-    process = subprocess.Popen([sys.executable, "-m", "reelworks", *job.arguments], **system.REACHABLE)
-    job = replace(job, process=Process.running(process.pid), writer=Process.here())
+    if job.state != "running":  # the page has ended before; the next one starts the job
+        return
+    command = [sys.executable, "-m", "reelworks", *job.arguments]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, **system.REACHABLE)
+    job = replace(job, process=Process.running(process.pid))
     jobs.write(path, job)
     code = process.wait()
     state: jobs.State = "done" if code == 0 else "stopped" if code in (jobs.REQUEUE, system.ENDED) else "failed"

@@ -25,7 +25,6 @@ from reelworks.data.run.process import Process
 
 State = Literal["waiting", "running", "done", "failed", "stopped"]
 _POLL_SECONDS = 0.5
-_LAUNCH_SECONDS = 10.0  # until a command must have written its process
 _TAIL_BYTES = 20_000
 _KEPT = 200
 REQUEUE = 75  # exit code of a training that was asked to stop, and saved
@@ -123,7 +122,7 @@ class Jobs:
             if job.state == "waiting":
                 self._write(replace(job, state="stopped", ended=time.time()))
         while (job := self.get(id)).state == "running" and job.process is None:
-            time.sleep(0.02)  # it begins, or is told to have failed, within `_LAUNCH_SECONDS`
+            time.sleep(0.02)  # it begins, or its writer ends
         if job.state == "running" and job.process is not None:
             job.process.ask_to_end()
         return self.get(id)
@@ -175,11 +174,10 @@ class Jobs:
                     trains |= job.kind == "train"
 
     def _launch(self, job: PageJob) -> None:
-        self._write(replace(job, state="running", started=time.time()))
         with self._file(job, ".out").open("wb") as out, self._file(job, ".log").open("wb") as log:
             process = subprocess.Popen(  # of its own session, so that no signal to the page reaches it
                 [sys.executable, "-m", "reelworks.annexes.page.job_process", str(self._file(job, ".json"))],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=log,
                 cwd=job.cwd,
@@ -187,12 +185,14 @@ class Jobs:
                 env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"},
                 **system.OWN_GROUP,
             )
+        assert process.stdin is not None
+        self._write(replace(job, state="running", started=time.time(), writer=Process.running(process.pid)))
+        process.stdin.close()  # it begins; where this page has ended before that line, it does not
         threading.Thread(target=process.wait, name=f"job-{job.id}", daemon=True).start()
 
     def _fresh(self, job: PageJob) -> PageJob:
         """Return a job as it is: one whose process has vanished without a word has failed."""
-        has_begun = job.started is not None and time.time() - job.started > _LAUNCH_SECONDS
-        if job.state != "running" or not has_begun or any(each.lives() for each in (job.process, job.writer) if each):
+        if job.state != "running" or any(each.lives() for each in (job.process, job.writer) if each):
             return job
         again = read(self._file(job, ".json"))  # it may have ended just now
         if again.state == "running":
