@@ -2,16 +2,19 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
 import fabricate
+import page_client
 import places
 import pytest
 from page_client import page
 
+from reelworks.annexes.page import context, event_index, runs
 from reelworks.core import files
 from reelworks.data.run import lock
 from reelworks.reports import plots, run_data, run_facts, status
@@ -136,6 +139,34 @@ def test_a_run_whose_process_was_killed_is_not_running(client, root):
     third = of(client, "third")
     assert (third["state"], third["detail"]) == ("crashed", status.KILLED)
     assert run.lock_file.read_text(encoding="utf-8")  # its holder could not tidy up
+
+
+def test_a_list_of_many_runs_reads_what_is_new_and_tells_no_state_of_a_part(root, tmp_path, monkeypatch):
+    """A run is "reading" until its events are read; then neither they nor folders nor jobs are read again for each run."""
+    first = root / "runs" / "first"
+    events = (first / "events.jsonl").read_text(encoding="utf-8")
+    shutil.copytree(first, tmp_path / "long")
+    for i in range(260):
+        (tmp_path / f"{i}").mkdir()
+        shutil.copy(first / "run.json", tmp_path / f"{i}")
+        (tmp_path / f"{i}" / "events.jsonl").write_text(events[: events.index("\n") + 1], encoding="utf-8")
+    monkeypatch.setattr(context, "_AT_ONCE", len(events) // 3)
+    monkeypatch.setattr(event_index, "_BLOCK_BYTES", 1024)
+    client = page_client.client(tmp_path)  # whose threads do not read ahead
+    told = [of(client, "long") for _ in range(3)]
+    assert [run["state"] for run in told] == ["reading", "reading", "finished"]
+    assert [run["reading"] is None for run in told] == [False, False, True]
+    read = []
+
+    def note(owner, name):
+        call = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *arguments: [read.append(name), call(*arguments)][1])
+
+    note(event_index.EventIndex, "_take")
+    note(runs, "folder_bytes")
+    note(client.app.state.context.jobs, "list")
+    assert len(client.get("/api/runs").json()) == 261
+    assert read == ["list"]
 
 
 def test_stop_asks_the_process_that_holds_the_run(client, root):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
 
-from cachetools import LRUCache, cachedmethod
 from fastapi import Depends, Request
 
 from reelworks.annexes.page.datasets import Datasets
@@ -20,7 +18,6 @@ from reelworks.annexes.page.thumbnails import Pictures
 from reelworks.annexes.page.workspace import Workspace
 from reelworks.data.run.folder import RunFolder
 
-_MOST_INDICES = 64
 _AT_ONCE = 1 << 24  # bytes of events read before others get a turn
 
 
@@ -34,7 +31,7 @@ class Context:
         self.library = Library(workspace, opened)
         self.pictures = Pictures(workspace)
         self.plans = PlanSessions(workspace, opened)
-        self._indices: LRUCache[Path, EventIndex] = LRUCache(_MOST_INDICES)
+        self._indices: dict[Path, EventIndex] = {}  # of all runs: those that a list left out would be read at each list
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._reader = threading.Thread(target=self._read_ahead, name="events", daemon=True)
@@ -54,19 +51,19 @@ class Context:
 
     def index(self, run: RunFolder) -> EventIndex:
         """Return the index of a run's events, as far as it was read; little that is new is read at once."""
-        index = self._index(run.path)
+        with self._lock:
+            index = self._indices.setdefault(run.path, EventIndex(run.events_file))
         index.update(_AT_ONCE)
         return index
-
-    @cachedmethod(attrgetter("_indices"), lock=attrgetter("_lock"))
-    def _index(self, run: Path) -> EventIndex:
-        return EventIndex(RunFolder(run).events_file)
 
     def _read_ahead(self) -> None:
         """Read events that are not read yet, so that runs of a million steps are ready when they are opened."""
         while not self._stop.wait(0.2):
             with suppress(OSError):
-                for path in list(self.workspace.index().runs.values())[:_MOST_INDICES]:
+                runs = {*self.workspace.index().runs.values()}
+                with self._lock:
+                    self._indices = {path: index for path, index in self._indices.items() if path in runs}
+                for path in runs:
                     index = self.index(RunFolder(path))
                     while not index.complete and not self._stop.is_set():
                         index.update(_AT_ONCE)

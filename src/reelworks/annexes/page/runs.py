@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import socket
-import time
+import threading
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+from cachetools import TTLCache, cached
 
 from reelworks.annexes.page import datasets, understood
 from reelworks.annexes.page.context import Context
 from reelworks.annexes.page.datasets import FileStatus
 from reelworks.annexes.page.event_index import EventIndex
 from reelworks.annexes.page.jobs import PageJob
-from reelworks.annexes.page.workspace import text_of
+from reelworks.annexes.page.workspace import key_of, text_of
 from reelworks.core import results, user_files
 from reelworks.core.errors import UserError
 from reelworks.data.checkpoint.retention import folder_bytes
@@ -32,11 +36,11 @@ _SPEED_STEPS = 60  # last steps from which the time left is computed
 _SIZE_SECONDS = 30  # a run's size is measured so often at most
 
 
-def line(context: Context, key: str, path: Path) -> Json:
+def line(context: Context, key: str, path: Path, jobs: Mapping[str, PageJob]) -> Json:
     """Return a run's line in the list of runs; one whose files cannot be understood says so."""
     try:
         with understood.reading(path):
-            return row(context, key, path)
+            return row(context, key, path, jobs)
     except UserError as error:
         about = {"key": key, "name": text_of(Path(path.name)), "path": context.workspace.label(path), "model": ""}
         unknown = dict.fromkeys(("total_steps", "loss", "seconds_left", "bytes", "reading"))
@@ -45,15 +49,15 @@ def line(context: Context, key: str, path: Path) -> Json:
         )
 
 
-def row(context: Context, key: str, path: Path) -> Json:
-    """Return what the list of runs shows of one."""
+def row(context: Context, key: str, path: Path, jobs: Mapping[str, PageJob]) -> Json:
+    """Return what the list of runs shows of one, with the jobs of `jobs_of_runs`."""
     run = RunFolder(path)
     about: Json = {"key": key, "name": text_of(Path(path.name)), "path": context.workspace.label(path)}
     index = context.index(run)
     spark = [event.get("loss") for event in index.steps(_SPARK_POINTS)]
     last = index.last_step()
     total = total_steps(run)
-    state = _state(context, key, run, index.others, last)
+    state = _state(context, jobs.get(key), run, index)
     step = last["step"] if last else 0
     changed = max((event["time"] for event in (*index.others[-1:], *([last] if last else []))), default=0.0)
     return (
@@ -65,7 +69,7 @@ def row(context: Context, key: str, path: Path) -> Json:
             "loss": last.get("loss") if last else None,
             "spark": spark,
             "seconds_left": _seconds_left(index, last, total) if state["state"] == "running" else None,
-            "bytes": _size(str(path), int(time.monotonic() / _SIZE_SECONDS)),
+            "bytes": _size(path),
             "changed": changed,
             "model": _recipe(run).get("model", {}).get("name", ""),
             "reading": None if index.complete else index.read_bytes / index.total_bytes,
@@ -81,7 +85,8 @@ def pulse(context: Context, key: str, path: Path) -> Json:
     kinds = len(index.others)
     shown = {k: last.get(k) for k in ("step", "loss", "time", "learning_rate", "seconds")} if last else None
     reading = None if index.complete else round(index.read_bytes / index.total_bytes, 2)
-    return {"last": shown, "others": kinds, "reading": reading} | _state(context, key, run, index.others, last)
+    job = jobs_of_runs(context).get(key)
+    return {"last": shown, "others": kinds, "reading": reading} | _state(context, job, run, index)
 
 
 def data(context: Context, run: RunFolder) -> RunData:
@@ -112,7 +117,7 @@ def overview(context: Context, key: str, run: RunFolder) -> Json:
         "recipe": found.recipe,
         "environment": found.environment,
     }
-    return row(context, key, run.path) | dict(results.as_json(facts))
+    return row(context, key, run.path, jobs_of_runs(context)) | dict(results.as_json(facts))
 
 
 def coverage(run: RunFolder) -> list[Json]:
@@ -163,10 +168,9 @@ def measured(key: str, run: RunFolder) -> Json | None:
     return dict(results.as_json(found)) | {"rows": rows}
 
 
-def _state(context: Context, key: str, run: RunFolder, others: list[Event], last: Event | None) -> Json:
-    """Return whether a run trains, waits, has ended or broke off, and why."""
-    job = _job(context, key, run)
-    ended = [event for event in others if event.get("kind") in ("start", "stop", "error")]
+def _state(context: Context, job: PageJob | None, run: RunFolder, index: EventIndex) -> Json:
+    """Return whether a run trains, waits, has ended or broke off, and why; what its events tell, once all are read."""
+    ended = [event for event in index.others if event.get("kind") in ("start", "stop", "error")]
     owner = lock.holder(run.lock_file)
     if owner is not None:
         here = owner.host == socket.gethostname()
@@ -175,6 +179,8 @@ def _state(context: Context, key: str, run: RunFolder, others: list[Event], last
         return _state_row("waiting", "plain", "waits for the training before it", job=job.id)
     if job is not None and job.state == "running":
         return _state_row("starting", "busy", "loading", job=job.id)
+    if not index.complete:
+        return _state_row("reading", "busy", "")
     failed = job is not None and job.state == "failed" and (job.ended or 0) >= (ended[-1]["time"] if ended else 0)
     if failed and job is not None:
         return _state_row("crashed", "bad", context.jobs.error(job), job=job.id)
@@ -194,12 +200,15 @@ def _state_row(state: str, tone: str, detail: str, *, job: str | None = None, ca
     return {"state": state, "tone": tone, "detail": detail, "job": job, "can_stop": can_stop}
 
 
-def _job(context: Context, key: str, run: RunFolder) -> PageJob | None:
-    """Return the last job that trains this run, by its key or by the folder that its recipe names."""
-    for job in reversed(context.jobs.list()):
-        if job.kind == "train" and (job.subject == key or _output(context, job) == run.path.resolve()):
-            return job
-    return None
+def jobs_of_runs(context: Context) -> dict[str, PageJob]:
+    """Return the last job that trains each run, by the run's key: what it was made for, or what its recipe names."""
+    found = {}
+    for job in context.jobs.list():
+        if job.kind == "train":
+            found[job.subject] = job
+            if (output := _output(context, job)) is not None:
+                found[key_of(output)] = job
+    return found
 
 
 def _output(context: Context, job: PageJob) -> Path | None:
@@ -209,7 +218,7 @@ def _output(context: Context, job: PageJob) -> Path | None:
         return None
     values = _toml(str(path), path.stat().st_mtime_ns if path.exists() else 0)
     output: str = values.get("output", f"runs/{path.stem}")
-    return (context.workspace.roots[0] / output).resolve()
+    return context.workspace.roots[0] / output
 
 
 def _recipe(run: RunFolder) -> Json:
@@ -217,7 +226,7 @@ def _recipe(run: RunFolder) -> Json:
     return _toml(str(file), file.stat().st_mtime_ns) if file.exists() else {}
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1 << 16)
 def _toml(path: str, _: int) -> Json:
     try:
         return user_files.read_toml(Path(path))
@@ -244,6 +253,6 @@ def _seconds_left(index: EventIndex, last: Event | None, total: int | None) -> f
     return float(max(0, total - last["step"]) * seconds)
 
 
-@lru_cache(maxsize=256)
-def _size(path: str, _: int) -> int:
-    return folder_bytes(Path(path))
+@cached(TTLCache(math.inf, _SIZE_SECONDS), lock=threading.Lock())
+def _size(path: Path) -> int:
+    return folder_bytes(path)

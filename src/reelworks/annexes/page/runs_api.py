@@ -31,7 +31,8 @@ routes = APIRouter()
 
 @routes.get("/runs")
 def list_runs(context: PageContext) -> list[Json]:
-    rows = [runs.line(context, key, path) for key, path in context.workspace.index().runs.items()]
+    jobs = runs.jobs_of_runs(context)
+    rows = [runs.line(context, key, path, jobs) for key, path in context.workspace.index().runs.items()]
     return sorted(rows, key=lambda row: (row["state"] != "running", -row["changed"]))
 
 
