@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 _MEMORY_LIMITS = ("memory.max", "memory.limit_in_bytes")  # of the two versions of cgroups
-# Of NVIDIA's driver, of AMD's, and of either in the Linux of Windows.
+# Of NVIDIA's driver, of AMD's, and of either in the Linux of Windows; then what they install on Windows.
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+_GPU_LIBRARIES = ("nvcuda.dll", "amdhip64_6.dll", "amdhip64_7.dll")
 WAIT_POLICY = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # the variables that decide how OpenMP threads wait
 _APPLE = {"mps"}  # devices without float64, pinned memory, float8, streams and collectives
 _DEVICE = "REELWORKS_DEVICE"  # set to cpu to leave the GPU alone
@@ -67,8 +68,10 @@ def memory_bytes() -> int:
 
 
 def has_gpu() -> bool:
-    """Whether there is the device file of a GPU's driver, or Apple's GPU, which torch may know."""
-    return any(Path(file).exists() for file in _GPU_FILES) or (sys.platform, platform.machine()) == ("darwin", "arm64")
+    """Whether there is a file of a GPU's driver, or Apple's GPU, which torch may know."""
+    libraries = (Path(os.environ.get("SYSTEMROOT", "/"), "System32", name) for name in _GPU_LIBRARIES)
+    files = (*map(Path, _GPU_FILES), *libraries)
+    return any(file.exists() for file in files) or (sys.platform, platform.machine()) == ("darwin", "arm64")
 
 
 def default_device(number: int | None = None) -> torch.device:
@@ -92,18 +95,30 @@ def default_device(number: int | None = None) -> torch.device:
 
 
 def why_cpu() -> str:
-    """Return why a Mac computes on its CPU; empty where it does not, and on other machines."""
+    """Return why the CPU of a machine with a GPU, or of a Mac, computes; empty where it does not, and on other machines."""
     import torch
 
-    if sys.platform != "darwin" or default_device().type != "cpu":
+    is_mac = sys.platform == "darwin"
+    if default_device().type != "cpu" or not (is_mac or has_gpu()):
         return ""
     if os.environ.get(_DEVICE):
         return f"{_DEVICE} is set"
+    if not is_mac:
+        return f"this torch is for {torch_target()}, and finds no GPU that it can use"
     if not torch.backends.mps.is_built():
         return "this torch is not built for Apple's GPUs"
     if torch.backends.mps.is_available():
         return f"Apple's GPUs compute in bfloat16 from macOS {_LEAST_MACOS}, and this is {platform.mac_ver()[0]}"
     return "torch finds no GPU of Apple"
+
+
+def torch_target() -> str:
+    """Return what the installed torch was built for: "CUDA 13.0", "ROCm 7.1", "Apple's GPUs" or "the CPU"."""
+    import torch
+
+    if torch.version.cuda or torch.version.hip:
+        return f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+    return "Apple's GPUs" if torch.backends.mps.is_built() else "the CPU"
 
 
 def device_name(device: torch.device) -> str:

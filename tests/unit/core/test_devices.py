@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +13,12 @@ import second_device
 import tiny_recipe
 import torch
 
-from reelworks.core import device_memory, machine
+from reelworks.core import device_memory, gpus, machine
 from reelworks.core.errors import UserError
 from reelworks.data.distributed import mesh
 from reelworks.models.attention import torch_kernels
+from reelworks.quickstart import quickstart
+from reelworks.training.memory import recomputation
 from reelworks.training.recipe import device_limits, recipe_file
 
 
@@ -67,9 +70,39 @@ def test_the_cpu_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         machine.default_device()
 
 
-def test_another_machine_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("system", ["Windows", "Linux"])
+def test_a_card_is_seen_by_its_drivers_file_on_each_system(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, system: str
+) -> None:
+    """Plans, `new lora` and the start of a training ask for it, with a torch that can use it and with one that cannot."""
+    library = tmp_path / "System32" / "nvcuda.dll"
+    library.parent.mkdir()
+    monkeypatch.setenv("SYSTEMROOT", str(tmp_path))
+    monkeypatch.setattr(machine, "_GPU_FILES", ())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA GeForce RTX 3090")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(total_memory=24 << 30))
+    recipe = recipe_file.parse(tiny_recipe.of_family("wan-tiny", tmp_path / "run", {"path": str(tmp_path)}))
+    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"gradient_checkpointing": "auto"})})
+    request = SimpleNamespace(vram_gb=None, named_gpu=None)
+    assert (gpus.here(), quickstart._vram_bytes(request)) == (None, None)
+    if system == "Windows":
+        library.touch()
+    else:
+        monkeypatch.setattr(machine, "_GPU_FILES", (str(tmp_path),))
+    assert (gpus.here(), quickstart._vram_bytes(request)) == (gpus.GPUS["RTX 3090"], 24 << 30)
+    assert recomputation.cards_for(recipe, 1).limit_bytes == recomputation.limit(recipe, 24 << 30)
+    assert machine.why_cpu() == ""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert machine.why_cpu() == f"this torch is for {machine.torch_target()}, and finds no GPU that it can use"
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert machine.torch_target() == "CUDA 13.0"
+
+
+def test_a_machine_without_a_gpu_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     machine.let_mps_fall_back(environment := {})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(machine, "_GPU_FILES", ())
     assert (machine.why_cpu(), environment) == ("", {})
     assert device_memory.total_bytes(torch.device("cpu")) is None
 

@@ -128,11 +128,31 @@ def test_packages_that_do_not_fit_are_told(tmp_path: Path, monkeypatch: pytest.M
     assert any(each.startswith("diffusers 0.1 is installed, and >=") for each in told)
 
 
-def test_a_card_that_torch_cannot_use_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "has_gpu", lambda: True)
+@pytest.mark.skipif(system.WINDOWS, reason="a script stands for the driver's program")
+@pytest.mark.parametrize(
+    ("does", "problem"),
+    [
+        ("echo 'NVIDIA GeForce RTX 4090, 572.83'", "there is a GPU, and it is not used: this torch is for the CPU"),
+        ("echo 'could not communicate with the driver'; exit 9", "nvidia-smi fails: could not communicate"),
+        ("exec /bin/sleep 9", "nvidia-smi fails: "),
+    ],
+    ids=["torch for the CPU", "broken driver", "hanging driver"],
+)
+def test_a_card_that_torch_cannot_use_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, problem: str
+) -> None:
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{does}\n", encoding="utf-8")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(examine, "_DRIVER_SECONDS", 0.5)
+    monkeypatch.setattr(machine, "_GPU_FILES", ())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert any("torch cannot use it: it was installed for" in each for each in problems(tmp_path))
+    for name in ("cuda", "hip"):
+        monkeypatch.setattr(torch.version, name, None)
+    found = examine.Diagnosis()
+    assert list(examine._card(found))
+    assert [each.problem.startswith(problem) for each in found.problems] == [True]
+    assert found.problems[0].remedy
 
 
 @pytest.mark.slow

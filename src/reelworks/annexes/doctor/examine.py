@@ -10,7 +10,6 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -30,6 +29,7 @@ _LOW_MEMORY = 8 << 30
 _LOW_FILES = 1024  # each worker, shard and map of a column holds some open
 _ENCODERS = {"libx264": "previews and clips of `generate` as MP4", "ffv1": "videos without loss"}
 _DECODERS = ("h264", "hevc", "libdav1d", "vp9", "prores", "mjpeg")
+_DRIVER_SECONDS = 20.0  # in which a driver's program answers
 _HEADS, _WIDTHS, _TOKENS = 4, (64, 72, 128), 256
 
 
@@ -129,11 +129,9 @@ def _machine(found: Diagnosis) -> Iterator[tuple[str, object]]:
 def _card(found: Diagnosis) -> Iterator[tuple[str, object]]:
     import torch
 
-    built = (
-        f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}" if torch.version.hip else ""
-    )
-    yield "torch is built for", built or ("Apple's GPUs" if torch.backends.mps.is_built() else "the CPU")
-    yield from _drivers()
+    yield "torch is built for", machine.torch_target()
+    told = dict(_drivers(found))
+    yield from told.items()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -154,29 +152,31 @@ def _card(found: Diagnosis) -> Iterator[tuple[str, object]]:
         yield "card 0", f"Apple's GPU, {units.size(memory)} of the machine's memory"
         return
     yield "card", "none that torch can use: trainings run on the CPU"
-    if reason := machine.why_cpu():
-        found.ail(
-            f"there is a GPU of Apple, and it is not used: {reason}",
-            "update macOS and torch, or unset REELWORKS_DEVICE",
-        )
-    elif machine.has_gpu():
+    if reason := machine.why_cpu() or ("nvidia-smi" in told and f"this torch is for {machine.torch_target()}"):
         reasons = "; ".join(str(each.message).splitlines()[0] for each in said)
         found.ail(
-            f"there is a GPU, and torch cannot use it: {reasons or 'it was installed for ' + (built or 'the CPU')}",
-            "install a torch for this card and driver, by https://pytorch.org/get-started, or a newer driver",
+            f"there is a GPU, and it is not used: {reasons or reason}",
+            "install a torch for this card and driver, by https://pytorch.org/get-started, or a newer driver or macOS",
         )
 
 
-def _drivers() -> Iterator[tuple[str, str]]:
+def _drivers(found: Diagnosis) -> Iterator[tuple[str, str]]:
+    """Yield what the programs of drivers tell of their cards; one that fails, or does not answer, is a problem."""
     for program, arguments in (
         ("nvidia-smi", ("--query-gpu=name,driver_version,memory.total,memory.used", "--format=csv,noheader")),
         ("rocm-smi", ("--showproductname", "--showdriverversion", "--csv")),
     ):
         if shutil.which(program) is None:
             continue
-        with suppress(OSError, subprocess.TimeoutExpired):
-            told = subprocess.run([program, *arguments], capture_output=True, timeout=20, check=False)
-            yield program, " · ".join(told.stdout.decode(errors="replace").split("\n")).strip(" ·")
+        try:
+            told = subprocess.run([program, *arguments], capture_output=True, timeout=_DRIVER_SECONDS, check=False)
+            text = " · ".join((told.stdout + told.stderr).decode(errors="replace").splitlines())
+        except (OSError, subprocess.TimeoutExpired) as error:
+            told, text = None, str(error)
+        if told is not None and told.returncode == 0:
+            yield program, text
+        else:
+            found.ail(f"{program} fails: {text}", "install the driver of the card again, and restart the machine")
 
 
 def _is_built_for(major: int, minor: int, architectures: list[str]) -> bool:

@@ -53,7 +53,7 @@ def require_possible(recipe: Recipe, world: World) -> None:
 
 
 def tell_device(world: World) -> None:
-    """Say why the CPU of a Mac trains, where it does."""
+    """Say why the CPU trains where there is a GPU, or on a Mac."""
     if world.is_main and (reason := machine.why_cpu()):
         logger.warning(f"the CPU trains, not the GPU: {reason}")
 
