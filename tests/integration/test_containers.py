@@ -22,7 +22,7 @@ import pytest
 import yaml
 from prepare_files import picture, recipe
 
-from reelworks.annexes.page.guard import TOKEN_COOKIE, TOKEN_HEADER
+from reelworks.annexes.page.guard import TOKEN_HEADER, cookie_name
 from reelworks.data.run.folder import RunFolder
 from reelworks.training.recipe import recipe_file
 
@@ -78,7 +78,9 @@ def wait_for(condition: object, process: subprocess.Popen[bytes], log: Path, sec
 
 def status(port: int, token: str = "") -> int:
     """Return how the page answers, with a token or without; 0 if it does not."""
-    asked = urllib.request.Request(f"http://127.0.0.1:{port}/api/about", headers={"Cookie": f"{TOKEN_COOKIE}={token}"})
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{port}/api/about", headers={"Cookie": f"{cookie_name(token)}={token}"}
+    )
     try:
         with urllib.request.urlopen(asked, timeout=10) as answer:
             return int(answer.status)
@@ -90,7 +92,7 @@ def status(port: int, token: str = "") -> int:
 
 def asked(port: int, path: str, method: str = "GET") -> Any:
     """Return what the page answers to one who has the token."""
-    headers = {"Cookie": f"{TOKEN_COOKIE}={TOKEN}", TOKEN_HEADER: TOKEN}
+    headers = {"Cookie": f"{cookie_name(TOKEN)}={TOKEN}", TOKEN_HEADER: TOKEN}
     with urllib.request.urlopen(
         urllib.request.Request(f"http://127.0.0.1:{port}{path}", None, headers, method=method)
     ) as answer:

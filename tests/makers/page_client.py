@@ -54,12 +54,15 @@ def page(*folders: Path) -> Iterator[TestClient]:
 
 
 @contextmanager
-def served(*folders: Path) -> Iterator[str]:
-    """Serve folders on a free port, as `reelworks ui` does, and yield the address with its token."""
+def served(*folders: Path, is_remote: bool = False) -> Iterator[str]:
+    """Serve folders on a free port, as `reelworks ui` does, and yield the address with its token; `is_remote` as of `build`."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         config = uvicorn.Config(
-            app.build(list(folders), TOKEN), log_level="warning", access_log=False, timeout_graceful_shutdown=1
+            app.build(list(folders), TOKEN, is_remote=is_remote),
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=1,
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
@@ -67,7 +70,7 @@ def served(*folders: Path) -> Iterator[str]:
         while not server.started:
             time.sleep(0.01)
         try:
-            yield f"http://127.0.0.1:{bound.getsockname()[1]}/#token={TOKEN}"
+            yield f"http://127.0.0.1:{bound.getsockname()[1]}/{'?' if is_remote else '#'}token={TOKEN}"
         finally:
             server.should_exit = True
             thread.join()

@@ -145,7 +145,7 @@ def test_other_machines_read_nothing_without_the_token(reached):
         assert client.get(path).status_code == 401
     for wrong in ("x", token[:-1]):
         assert client.get("/", params={"token": wrong}).status_code == 401
-        assert client.get("/api/about", headers={"cookie": f"{guard.TOKEN_COOKIE}={wrong}"}).status_code == 401
+        assert client.get("/api/about", headers={"cookie": f"{guard.cookie_name(token)}={wrong}"}).status_code == 401
     assert client.get("/api/about", headers={guard.TOKEN_HEADER: token}).status_code == 401
 
 
@@ -156,13 +156,40 @@ def test_an_address_with_the_token_opens_the_page_under_any_name(reached):
     assert opened.headers["refresh"] == f"0; url=/#token={token}"
     assert "httponly" in opened.headers["set-cookie"].lower()
     assert "samesite=strict" in opened.headers["set-cookie"].lower()
-    cookie = {"cookie": f"{guard.TOKEN_COOKIE}={token}", "host": "pod-8384.proxy.example"}
+    cookie = {"cookie": f"{guard.cookie_name(token)}={token}", "host": "pod-8384.proxy.example"}
     assert client.get("/api/about", headers=cookie).status_code == 200
     own = cookie | {"origin": "https://pod-8384.proxy.example"}
     assert client.post("/api/jobs/1/stop", headers=own).status_code == 401
     assert client.post("/api/jobs/1/stop", headers=own | {guard.TOKEN_HEADER: token}).status_code == 404
     foreign = own | {"origin": "https://evil.example", guard.TOKEN_HEADER: token}
     assert client.post("/api/jobs/1/stop", headers=foreign).status_code == 403
+
+
+def test_a_proxy_may_name_the_server_as_it_likes_where_the_browser_says_that_the_page_asks(reached):
+    """nginx and Apache send the name of the server that they ask, as long as nobody sets another."""
+    client, token = reached
+    proxied = {"cookie": f"{guard.cookie_name(token)}={token}", "host": "127.0.0.1:8384", guard.TOKEN_HEADER: token}
+    proxied |= {"origin": "https://train.example.org"}
+    for asks, status in (("same-origin", 404), ("same-site", 403), ("cross-site", 403), ("none", 403), ("", 403)):
+        answer = client.post("/api/jobs/1/stop", headers=proxied | {"sec-fetch-site": asks})
+        assert answer.status_code == status
+    unknown = proxied | {"sec-fetch-site": "same-origin", "cookie": "a=b"}  # of a name that resolves here
+    assert client.get("/api/runs", headers=unknown).status_code == 401
+
+
+def test_at_the_machines_own_address_no_other_origin_is_the_pages(client):
+    headers = {"origin": "https://train.example.org", "sec-fetch-site": "same-origin"}
+    assert client.get("/api/runs", headers=headers).status_code == 403
+
+
+def test_the_cookies_of_two_pages_of_one_machine_are_kept_apart():
+    """Browsers send those of a machine to all its ports."""
+    tokens = ["the-token-of-one-page", "the-token-of-another"]
+    pages = [TestClient(guard.Guard(answer, token, is_remote=True)) for token in tokens]
+    pages[1].cookies = pages[0].cookies
+    for client, token in zip(pages, tokens, strict=True):
+        assert client.get("/", params={"token": token}).status_code == 200
+    assert [client.get("/api/about").status_code for client in pages] == [200, 200]
 
 
 async def answer(scope, receive, send):

@@ -16,12 +16,14 @@ from urllib.parse import parse_qs
 from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
+from reelworks.core import digests
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
-TOKEN_HEADER, TOKEN_COOKIE = "X-Reelworks-Token", "reelworks_token"
+TOKEN_HEADER = "X-Reelworks-Token"
 _HOST = re.compile(r"([a-z0-9.-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 _READING = frozenset({"GET", "HEAD"})
 # The page loads nothing from elsewhere, and no other page may frame it. Plots style their parts in place.
@@ -46,7 +48,8 @@ class Guard:
     Args:
         token: Allows changes.
         is_remote: Whether other machines reach the server. Then reading needs the token, too, which a browser keeps as a
-            cookie once it has opened `/?token=`; a name that resolves here without being this server's gets no cookie.
+            cookie once it has opened `/?token=`; a name that resolves here without being this server's gets no cookie. A
+            proxy may then name the server as it likes: where names differ, the browser's word that the page asks counts.
     """
 
     def __init__(
@@ -82,7 +85,7 @@ class Guard:
             return JSONResponse({"problem": "the token is another one", "code": "refused"}, 401, headers=HEADERS)
         # The page that follows is asked for by this one: to a browser, a redirection from a link would be of a foreign page.
         answer = HTMLResponse("", headers=HEADERS | {"Refresh": f"0; url=/#token={token}"})
-        answer.set_cookie(TOKEN_COOKIE, token, httponly=True, samesite="strict")
+        answer.set_cookie(cookie_name(token), token, httponly=True, samesite="strict")
         return answer
 
     def _is_token(self, token: str) -> bool:
@@ -90,27 +93,30 @@ class Guard:
 
     def _problem(self, method: str, headers: Headers) -> tuple[int, str] | None:
         origin, host = headers.get("origin"), headers.get("host", "").lower()
+        asks = headers.get("sec-fetch-site")  # in words of the browser, which no page can change
         named = _HOST.fullmatch(host)  # a name, and perhaps a port
         if not self._is_remote and (named is None or named[1] not in LOCAL_NAMES):
             return 403, "this server answers only to its local address"
         schemes = {"http", "https"} if self._is_remote else {"http"}  # a proxy may speak https for it
-        if origin is not None and origin.lower() not in {f"{scheme}://{host}" for scheme in schemes}:
+        is_own = origin is None or origin.lower() in {f"{scheme}://{host}" for scheme in schemes}
+        if asks in ("cross-site", "same-site") or not (is_own or (self._is_remote and asks == "same-origin")):
             return 403, "this server answers only to its own page"
-        if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
-            return 403, "this server answers only to its own page"
-        if self._is_remote and not self._is_token(_cookie(headers.get("cookie", ""))):
+        if self._is_remote and not self._is_token(_cookie(headers, cookie_name(self._token))):
             return 401, "open the address with the token that `reelworks ui` printed"
-        if method in _READING:
+        if method in _READING or self._is_token(headers.get(TOKEN_HEADER, "")):
             return None
-        if not self._is_token(headers.get(TOKEN_HEADER, "")):
-            return 401, "changes need the token: open the address that `reelworks ui` printed"
-        return None
+        return 401, "changes need the token: open the address that `reelworks ui` printed"
 
 
-def _cookie(header: str) -> str:
-    """Return the token in a Cookie header; nothing if there is none."""
+def cookie_name(token: str) -> str:
+    """Return the name of the cookie with a token: browsers keep those of all ports of a machine together."""
+    return f"reelworks_{digests.digest_bytes(token.encode())[:8]}"
+
+
+def _cookie(headers: Headers, name: str) -> str:
+    """Return the value of a cookie; nothing if there is none."""
     with suppress(CookieError):
-        kept = SimpleCookie(header).get(TOKEN_COOKIE)
+        kept = SimpleCookie(headers.get("cookie", "")).get(name)
         return "" if kept is None else kept.value
     return ""
 
