@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -36,6 +37,9 @@ OWN_GROUP: dict[str, Any] = (
 )
 # Arguments of Popen for a program that `ask_to_end` reaches, and Ctrl-C in the terminal if the system can do both.
 REACHABLE: dict[str, Any] = OWN_GROUP if WINDOWS else {}
+# Option of a listening socket, by which its port is its own, and free again once its program has ended. That of POSIX lets
+# others take the port on Windows.
+OWN_PORT: int = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
 HANG_UPS: tuple[signal.Signals, ...] = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()  # a terminal was closed
 # Mode in which numpy reads files that others may replace: Windows replaces and removes none that is mapped.
 MAPPED: Literal["r"] | None = None if WINDOWS else "r"

@@ -18,6 +18,7 @@ import uvicorn
 from reelworks.annexes.page import app
 from reelworks.annexes.page.jobs import Jobs
 from reelworks.annexes.page.workspace import Workspace
+from reelworks.core import system
 from reelworks.core.errors import UserError
 from reelworks.data.run import lock
 
@@ -94,10 +95,11 @@ def _token() -> str:
 
 def _socket(port: int | None, host: str = ADDRESS) -> socket.socket:
     tried = [port] if port is not None else range(DEFAULT_PORT, DEFAULT_PORT + _PORTS_TRIED)
+    problem = ""
     for number in tried:
         # By its protocol asyncio knows that small parts of answers are to be sent at once, and not 40 ms later.
         bound = socket.socket(proto=socket.IPPROTO_TCP)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, system.OWN_PORT, 1)
         try:
             bound.bind((host, number))
             bound.listen()  # so that a browser that is opened at once waits for the server
@@ -112,10 +114,11 @@ def _socket(port: int | None, host: str = ADDRESS) -> socket.socket:
                     value=host,
                     remedy="0.0.0.0 listens on all addresses of this machine",
                 ) from None
+            problem = "it is taken" if error.errno == errno.EADDRINUSE else f"{error.strerror}".lower()
     raise UserError(
-        "the port is taken",
+        f"the port cannot be used: {problem}",
         code="port-taken",
         field="--port",
         value=port or f"{DEFAULT_PORT} to {DEFAULT_PORT + _PORTS_TRIED - 1}",
-        remedy="name another one, or stop what uses it",
+        remedy="name another one, from 1024 on and outside of those that Windows keeps back, or stop what uses it",
     )
