@@ -118,7 +118,8 @@ def test_what_is_copied_is_there_and_what_is_published_agrees() -> None:
     service = yaml.safe_load((ROOT / "containers" / "compose.yaml").read_text(encoding="utf-8"))["services"][
         "reelworks"
     ]
-    assert service["ports"] == [f"127.0.0.1:${{PORT:-8384}}:{instructions('EXPOSE')[0]}"]
+    port = f"${{PORT:-{instructions('EXPOSE')[0]}}}"
+    assert (service["ports"], service["environment"]["PORT"]) == ([f"127.0.0.1:{port}:{port}"], port)
     (volume,) = instructions("VOLUME")
     assert service["volumes"][0].endswith(f":{volume}")
     # Where a shell of the container looks for the page's queue, too.
@@ -134,6 +135,10 @@ def test_the_page_is_served_with_a_token_that_stays(tmp_path: Path) -> None:
             wait_for(lambda: status(port), process, tmp_path / "log")
             text = (tmp_path / "log").read_text(encoding="utf-8")
             tokens.append(re.findall(rf"https://pod-{port}\.proxy\.runpod\.net/\?token=(\S+)", text)[0])
+            (printed,) = re.findall(r"^the page of .*: (\S+)$", text, re.MULTILINE)
+            with urllib.request.urlopen(printed) as answer:
+                assert answer.status == 200
+            assert printed == f"http://127.0.0.1:{port}/?token={tokens[-1]}"
             assert status(port) == 401
             assert status(port, tokens[-1]) == 200
         assert process.returncode == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import urllib.request
 from contextlib import suppress
 
@@ -264,3 +265,13 @@ def test_a_run_that_was_deleted_is_not_compared(opened, address, root):
         (root / "runs" / "mice").rename(root / "mice-elsewhere")
         (root / "mice-elsewhere" / "run.json").unlink()
         shown.wait_for_selector("button:text-is('Compare 2 runs')")
+
+
+def test_a_run_that_is_removed_while_it_is_shown_is_told(opened, tmp_path):
+    fabricate.make(tmp_path / "run", steps=2)
+    with served(tmp_path) as address, window(opened, tolerates="404") as shown:
+        went_to(shown, address, "#/runs", "td a")
+        shown.click("td a")
+        shown.wait_for_selector("h1:text-is('run')")
+        shutil.rmtree(tmp_path / "run")
+        shown.wait_for_selector("h1:text-is('there is no such run any more')")

@@ -12,7 +12,7 @@ from pathlib import Path
 import uvicorn
 from starlette.testclient import TestClient
 
-from reelworks.annexes.page import app, guard
+from reelworks.annexes.page import app, guard, serve
 
 TOKEN = "of-the-test"
 
@@ -64,7 +64,7 @@ def served(*folders: Path, is_remote: bool = False) -> Iterator[str]:
             access_log=False,
             timeout_graceful_shutdown=1,
         )
-        server = uvicorn.Server(config)
+        server = serve.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
         while not server.started:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import http.client
+import json
 import os
+import re
 import runpy
+import shutil
+import signal
 import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
 
+import fabricate
 import pytest
 from anyio.from_thread import start_blocking_portal
+from page_client import served
 from refused import refused
 
 from reelworks.annexes.page import serve
@@ -62,3 +73,36 @@ def test_why_a_port_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch, numb
     monkeypatch.setattr(socket, "socket", Denied)
     with refused("port-taken", "--port", says=os.strerror(number).lower()):
         serve._socket(80)
+
+
+def follow(address: str) -> http.client.HTTPResponse:
+    """Open what follows the only run of a page, and read its first news."""
+    place = address.split("/#")[0]
+    with urllib.request.urlopen(f"{place}/api/runs") as runs:
+        (run,) = json.load(runs)
+    news = urllib.request.urlopen(f"{place}/api/runs/{run['key']}/follow", timeout=60)
+    assert b'"state": "finished"' in news.readline()
+    assert not news.readline().strip()
+    return news
+
+
+def test_what_follows_a_run_ends_when_the_run_is_gone(tmp_path: Path) -> None:
+    fabricate.make(tmp_path / "run", steps=2)
+    with served(tmp_path) as address, follow(address) as news:
+        shutil.rmtree(tmp_path / "run")
+        assert news.readline() == b""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(system.WINDOWS, reason="a program is asked to end otherwise")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_page_that_is_looked_at_ends_without_a_traceback(tmp_path: Path, number: signal.Signals) -> None:
+    fabricate.make(tmp_path / "run", steps=2)
+    command = [sys.executable, "-m", "reelworks", "ui", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        printed = process.stdout.readline()
+        with follow(re.findall(r"http\S+", printed)[0]):
+            process.send_signal(number)
+            rest = process.stdout.read()
+    assert (rest, process.returncode) == ("Ctrl-C stops the page; trainings that it started go on\n", 0)

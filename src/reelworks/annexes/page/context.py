@@ -22,7 +22,11 @@ _AT_ONCE = 1 << 24  # bytes of events read before others get a turn
 
 
 class Context:
-    """The page's state; what it reads of the folders is read again when it changes."""
+    """The page's state; what it reads of the folders is read again when it changes.
+
+    Attributes:
+        ends: Set when the page is stopped; then answers end that would go on for ever.
+    """
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
@@ -33,7 +37,7 @@ class Context:
         self.plans = PlanSessions(workspace, opened)
         self._indices: dict[Path, EventIndex] = {}  # of all runs: those that a list left out would be read at each list
         self._lock = threading.Lock()
-        self._stop = threading.Event()
+        self.ends = threading.Event()
         self._reader = threading.Thread(target=self._read_ahead, name="events", daemon=True)
 
     def start(self) -> None:
@@ -43,7 +47,7 @@ class Context:
 
     def close(self) -> None:
         """Stop the page's own threads; jobs go on."""
-        self._stop.set()
+        self.ends.set()
         self.jobs.close()
         self.library.close()
         self.pictures.close()
@@ -58,16 +62,16 @@ class Context:
 
     def _read_ahead(self) -> None:
         """Read events that are not read yet, so that runs of a million steps are ready when they are opened."""
-        while not self._stop.wait(0.2):
+        while not self.ends.wait(0.2):
             with suppress(OSError):
                 runs = {*self.workspace.index().runs.values()}
                 with self._lock:
                     self._indices = {path: index for path, index in self._indices.items() if path in runs}
                 for path in runs:
                     index = self.index(RunFolder(path))
-                    while not index.complete and not self._stop.is_set():
+                    while not index.complete and not self.ends.is_set():
                         index.update(_AT_ONCE)
-                self._stop.wait(2.0)
+                self.ends.wait(2.0)
 
 
 async def _of_request(request: Request) -> Context:

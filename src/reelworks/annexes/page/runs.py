@@ -77,9 +77,9 @@ def row(context: Context, key: str, path: Path, jobs: Mapping[str, PageJob]) -> 
     )
 
 
-def pulse(context: Context, key: str, path: Path) -> Json:
-    """Return what changes while a run trains."""
-    run = RunFolder(path)
+def pulse(context: Context, key: str) -> Json:
+    """Return what changes while a run trains; raises `UserError` once it is gone."""
+    run = context.workspace.run(key)
     index = context.index(run)
     last = index.last_step()
     kinds = len(index.others)

@@ -81,8 +81,8 @@ def _generated(folder: Path, name: str) -> FileResponse:
 
 
 @routes.get("/runs/{key}/follow")
-async def follow_run(context: PageContext, key: str, run: PageRun, request: Request) -> StreamingResponse:
-    return StreamingResponse(_news(context, key, run.path, request), media_type="text/event-stream")
+async def follow_run(context: PageContext, key: str, _: PageRun, request: Request) -> StreamingResponse:
+    return StreamingResponse(_news(context, key, request), media_type="text/event-stream")
 
 
 @routes.get("/compare")
@@ -115,11 +115,14 @@ def resume_run(context: PageContext, key: str, run: PageRun) -> Json:
     return add_job(context, "train", context.workspace.label(run.path), arguments, key)
 
 
-async def _news(context: Context, key: str, path: Path, request: Request) -> AsyncIterator[str]:
-    """Yield what has changed in a run: its last step and state; a comment now and then keeps the connection."""
+async def _news(context: Context, key: str, request: Request) -> AsyncIterator[str]:
+    """Yield what has changed in a run, as long as it is there: its last step and state; comments keep the connection."""
     former, quiet = "", 0.0
-    while not await request.is_disconnected():
-        now = json.dumps(await run_in_threadpool(runs.pulse, context, key, path))
+    while not (context.ends.is_set() or await request.is_disconnected()):
+        try:
+            now = json.dumps(await run_in_threadpool(runs.pulse, context, key))
+        except UserError:
+            return  # the browser asks again, and is told
         if now != former:
             former, quiet = now, 0.0
             yield f"data: {now}\n\n"

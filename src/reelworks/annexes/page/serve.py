@@ -9,7 +9,7 @@ import secrets
 import signal
 import socket
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,6 +27,16 @@ TOKEN_VARIABLE = "REELWORKS_TOKEN"
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,}")  # which addresses, cookies and headers all take as it is
 DEFAULT_PORT = 8384
 _PORTS_TRIED = 20
+_ALL = "0.0.0.0"
+
+
+class Server(uvicorn.Server):
+    """The server of the page, which ends what would go on for ever before it waits for answers."""
+
+    async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
+        """End as uvicorn does."""
+        self.config.app.state.context.ends.set()  # type: ignore[union-attr]
+        await super().shutdown(list(sockets or ()))
 
 
 def serve(
@@ -53,7 +63,8 @@ def serve(
         _socket(port, host) as bound,
     ):
         token, is_remote = _token(), host != ADDRESS
-        address = f"http://{host}:{bound.getsockname()[1]}/{'?' if is_remote else '#'}token={token}"
+        shown = ADDRESS if host == _ALL else host  # which browsers can open
+        address = f"http://{shown}:{bound.getsockname()[1]}/{'?' if is_remote else '#'}token={token}"
         config = uvicorn.Config(
             app.build(list(workspace.roots), token, is_remote=is_remote),
             log_level="error",
@@ -66,7 +77,7 @@ def serve(
         if opens:
             webbrowser.open(address)
         with suppress(KeyboardInterrupt):  # the way to stop it, which uvicorn raises again when it has shut down
-            uvicorn.Server(config).run(sockets=[bound])
+            Server(config).run(sockets=[bound])
 
 
 def end_jobs(folders: list[Path], say: Callable[[str], None]) -> None:
@@ -112,7 +123,7 @@ def _socket(port: int | None, host: str = ADDRESS) -> socket.socket:
                     code="address-unknown",
                     field="--host",
                     value=host,
-                    remedy="0.0.0.0 listens on all addresses of this machine",
+                    remedy=f"{_ALL} listens on all addresses of this machine",
                 ) from None
             problem = "it is taken" if error.errno == errno.EADDRINUSE else f"{error.strerror}".lower()
     raise UserError(

@@ -122,7 +122,9 @@ class Workspace:
         return {"name": text_of(path.stem), "path": self.label(path)}
 
     def _path_of(self, kind: str, key: str, noun: str) -> Path:
-        path = getattr(self.index(), kind).get(key) or getattr(self.index(again=True), kind).get(key)
+        path = getattr(self.index(), kind).get(key)
+        if path is None or not path.exists():
+            path = getattr(self.index(again=True), kind).get(key)
         if path is None:
             raise UserError(
                 f"there is no such {noun} any more",

@@ -55,13 +55,15 @@ export async function render(main, [key, tab = "overview"], signal) {
     }
   });
   let { step, others } = run;
-  follow(`/runs/${key}/follow`, signal, news => {
+  const onEnd = () => dispatchEvent(new Event("hashchange")); // opens the page again, which tells why it cannot
+  const onNews = news => {
     const now = news.last?.step ?? 0;
     if (now !== step || news.others !== others || news.state !== run.state) renewAll();
     [step, others, last] = [now, news.others, news.last];
     const tip = document.getElementById("now");
     if (tip && last) tip.textContent = stepText(run, last);
-  });
+  };
+  follow(`/runs/${key}/follow`, signal, onNews, onEnd);
 }
 
 function tabBar(key, tab) {
