@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -151,7 +150,7 @@ def _program() -> str:
 
 def _version(file: str) -> str:
     # Python as others embed it has its own modules in an archive, or in itself.
-    stat = os.stat(file) if os.path.exists(file) else None
+    stat = Path(file).stat() if Path(file).exists() else None
     return f"{file} {stat and (stat.st_mtime_ns, stat.st_size)}"
 
 
