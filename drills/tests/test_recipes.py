@@ -14,7 +14,7 @@ CASES = recipes.cases()
 
 @pytest.fixture(scope="module")
 def footage(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("footage")
+    folder = tmp_path_factory.mktemp("material")
     write_kinds(folder)
     return folder
 

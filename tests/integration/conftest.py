@@ -23,7 +23,7 @@ _H264 = {"preset": "ultrafast", "crf": "14"}
 @pytest.fixture(scope="session")
 def footage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Nineteen clips and pictures of three shapes, one without a caption, one damaged."""
-    folder = tmp_path_factory.mktemp("footage")
+    folder = tmp_path_factory.mktemp("footage0", numbered=False)  # a part of what clips are known by
     generator = np.random.default_rng(0)
     sizes = [(32, 48), (48, 32), (32, 32)]
     for i in range(10):

@@ -197,8 +197,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def write_lora_files(place: Path) -> None:
     """Write a LoRA of one layer of wan-tiny, and weights before and after a change of it."""
     generator = torch.Generator().manual_seed(0)
-    denoiser = contract.build("wan-tiny")
-    base = {key: value.contiguous() for key, value in denoiser.module.state_dict().items()}
+    base = {key: value.contiguous() for key, value in contract.build("wan-tiny").module.state_dict().items()}
     save_file(base, place / "base.safetensors")
     layer = next(key for key in base if key.endswith("attn1.to_q.weight"))
     rows, columns = base[layer].shape

@@ -40,7 +40,7 @@ def moving(shade: int, frames: int = 22, size: tuple[int, int] = (32, 64)) -> np
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Clips, of which each has a picture and perhaps a second reference: a picture of another shape, or a clip."""
-    root = tmp_path_factory.mktemp("footage")
+    root = tmp_path_factory.mktemp("material")
     for i in range(CLIPS):
         write(root / f"clips/{i}.mp4", moving(20 * i))
         (root / f"clips/{i}.txt").write_text("two cats sit on a wall", encoding="utf-8")

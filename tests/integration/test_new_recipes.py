@@ -33,7 +33,7 @@ from reelworks.training.recipe.dataset import RecipeData
 
 @pytest.fixture(scope="module")
 def footage(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("footage")
+    folder = tmp_path_factory.mktemp("material")
     write_kinds(folder)
     return folder
 

@@ -16,7 +16,7 @@ from reelworks.demo.make import DemoSummary
 @pytest.fixture(scope="module")
 def catalog(demo: DemoSummary, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A catalog of every fourth good file, and of all bad ones."""
-    footage, folder = tmp_path_factory.mktemp("footage"), tmp_path_factory.mktemp("catalog")
+    footage, folder = tmp_path_factory.mktemp("material"), tmp_path_factory.mktemp("catalog")
     for name in [*demo.videos[::4], *demo.pictures[::4], *demo.bad]:
         for file in demo.folder.glob(f"{Path(name).stem}.*"):
             shutil.copy(file, footage)

@@ -21,7 +21,6 @@ from reelworks.annexes.imports.files import ConfigFile
 from reelworks.annexes.imports.importer import TRAINERS
 from reelworks.core.errors import UserError
 from reelworks.models import registry
-from reelworks.models.family import Preset
 
 TEXTS = ["", "none", "ünï\x00\x07", "a\nb", "1e-4", "C:\\x\\y", "\ud800", "{text} {", "512x512", "x" * 5000]
 NUMBERS = [0, -1, 1, 10**30, -5.5, float("nan"), float("inf"), 3.0, 0.5]
@@ -94,17 +93,10 @@ FULL = {
 }
 
 
-def told_apart(preset: Preset) -> tuple[object, ...]:
-    conditioning = preset.config.conditioning
-    switch = preset.switch_timestep is None
-    return type(preset.config), conditioning.companions.needs, preset.config.pictures_only, preset.fps, switch
-
-
 @pytest.mark.parametrize("trainer", FULL)
 @pytest.mark.parametrize("are_all", [False, True])
 @pytest.mark.quick_cases(4)
 def test_any_model_can_be_trained_instead(tmp_path: Path, trainer: str, are_all: bool) -> None:
-    """Quick: one of those that importers tell from one another by nothing but their name."""
     for file in (GOLDEN / name for name in FULL[trainer]):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     if trainer == "onetrainer":  # layers are chosen by parts of their names
@@ -113,8 +105,10 @@ def test_any_model_can_be_trained_instead(tmp_path: Path, trainer: str, are_all:
     files = [tmp_path / name for name in FULL[trainer]]
     presets = [name for name, preset in registry.PRESETS.items() if preset.release is not None]
     presets = [name for name in presets if registry.PRESETS[name].release.weights is not None]
-    if not are_all:
-        presets = [*{told_apart(registry.PRESETS[name]): name for name in presets}.values()]
+    if not are_all:  # one of those that importers tell from one another by nothing but their name
+        known = {name: (registry.PRESETS[name], registry.PRESETS[name].config) for name in presets}
+        kinds = {name: (p.fps, p.switch_timestep is None, type(c), c.pictures_only) for name, (p, c) in known.items()}
+        presets = {(kinds[name], c.conditioning.companions.needs): name for name, (_, c) in known.items()}.values()
     for preset in presets:
         made, recipe = converted(tmp_path, *files, trainer=trainer, model=preset)
         assert fates(made)

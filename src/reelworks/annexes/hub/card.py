@@ -6,6 +6,7 @@ import functools
 import json
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -235,8 +236,8 @@ def _template() -> jinja2.Template:
     )
     for function in (units.count, units.duration, units.learning_rate, units.plural, units.loss):
         environment.filters[function.__name__] = function
-    environment.filters["code"] = _code
-    environment.filters["python"] = lambda text: json.dumps(text, ensure_ascii=False)  # a text of Python too
+    # A text of JSON is one of Python too.
+    environment.filters |= {"code": _code, "python": partial(json.dumps, ensure_ascii=False)}
     return environment.get_template("card.md")
 
 

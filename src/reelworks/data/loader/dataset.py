@@ -158,11 +158,10 @@ class Dataset(CatalogView):
 
         That of few clips stays, since a forecast plans a hundred epochs of them.
         """
-        if len(self.rows) <= _FEW:
-            return
-        for name in ("uses", "frames", "excluded", "in_exclude_file"):
-            vars(self).pop(name, None)
-        self.rows.release(*_SHAPES)
+        if len(self.rows) > _FEW:
+            for name in ("uses", "frames", "excluded", "in_exclude_file"):
+                vars(self).pop(name, None)
+            self.rows.release(*_SHAPES)
 
     @tells_arguments
     def clips(self) -> tuple[Clips, Integers]:
@@ -228,11 +227,9 @@ class Dataset(CatalogView):
 
     def assignment(self, epoch: int) -> tuple[Assignment, Integers]:
         """Return the assignment of every clip and repeat of an epoch, and the row of each."""
-        latest = self._latest(epoch)
-        if latest is None:
-            _, row, latest = self.assigned(epoch)
-        else:
-            row = self.uses.row
+        if (latest := self._latest(epoch)) is not None:
+            return latest, self.uses.row
+        _, row, latest = self.assigned(epoch)
         return latest, row
 
     @tells_arguments

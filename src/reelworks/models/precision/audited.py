@@ -91,11 +91,9 @@ def _described(root: nn.Module, units: set[int]) -> Iterator[object]:
 
 def _settings(holder: object, within: tuple[int, ...] = ()) -> list[tuple[str, str]]:
     """Return the attributes of an object as text, by name, and those of the objects that it holds; layers are told by type."""
+    # Hooks have numbers of this process as keys.
     named = (
-        (
-            name,
-            list((value or {}).values()) if name.endswith(_HOOKS) else value,
-        )  # whose keys are numbers of this process
+        (name, list((value or {}).values()) if name.endswith(_HOOKS) else value)
         for name, value in vars(holder).items()
         if name not in _OF_LAYERS
     )
@@ -138,8 +136,7 @@ def _is_of_program(hook: Any) -> bool:
 def _code(root: nn.Module, denoiser: object) -> list[str]:
     """Return the files of the layers' classes."""
     kinds = {kind.__module__ for module in (*root.modules(), denoiser) for kind in type(module).__mro__}
-    files = {getattr(sys.modules.get(name), "__file__", None) for name in kinds}
-    return sorted(file for file in files if file is not None)
+    return sorted({file for name in kinds if (file := getattr(sys.modules.get(name), "__file__", None)) is not None})
 
 
 @functools.cache

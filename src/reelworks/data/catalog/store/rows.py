@@ -152,10 +152,9 @@ class CatalogRows:
 
     def load(self, *names: str) -> None:
         """Read columns into memory, several at a time."""
-        if missing := [name for name in names if name not in self.__dict__]:
-            with ThreadPoolExecutor(_READERS) as threads:
-                for _ in threads.map(self.column, missing):
-                    pass
+        with ThreadPoolExecutor(_READERS) as threads:
+            for _ in threads.map(self.column, set(names) - self.__dict__.keys()):
+                pass
 
     def chunks(self, name: str, wanted: Wanted = None) -> Iterator[Any]:
         """Yield a column in consecutive parts, none of which stays in memory unless the column already is.
