@@ -119,10 +119,6 @@ def read_sources(root: Path) -> dict[str, str]:
     return {_name(root, file): file.read_text(encoding="utf-8") for file in sorted(root.rglob("*.py"))}
 
 
-def read_tree(root: Path) -> Tree:
-    return tree_of(read_sources(root))
-
-
 def tree_of(texts: dict[str, str]) -> Tree:
     imports: dict[str, list[Import]] = {}
     relative = []
@@ -284,7 +280,7 @@ def class_names(root: Path) -> dict[str, list[str]]:
 
 
 def all_problems(root: Path) -> list[str]:
-    return problems_of(read_tree(root))
+    return problems_of(tree_of(read_sources(root)))
 
 
 def problems_of(tree: Tree) -> list[str]:

@@ -212,7 +212,5 @@ def lose_plans(run: Path) -> None:
 
 def debug_lines(run: Path) -> list[dict[str, Any]]:
     """What all ranks logged of their steps."""
-    lines = []
-    for path in sorted((run / "debug").glob("steps-rank-*.jsonl")):
-        lines += [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return lines
+    texts = [path.read_text(encoding="utf-8") for path in sorted((run / "debug").glob("steps-rank-*.jsonl"))]
+    return [json.loads(line) for text in texts for line in text.splitlines()]
