@@ -46,6 +46,11 @@ def refused_as_each(path: Path, problem: str) -> None:
     assert any(problem in each for each in info.info(LoraInfoRequest(file=path)).result.notes)
 
 
+def test_layers_tell_the_model_of_a_file_whose_header_names_none(tmp_path: Path, good: dict[str, Tensor]) -> None:
+    save_file(good, tmp_path / "file.safetensors")
+    assert "wan-tiny" in info.info(LoraInfoRequest(file=tmp_path / "file.safetensors")).models
+
+
 A, B, ALPHA = ".lora_A.weight", ".lora_B.weight", ".alpha"
 
 
