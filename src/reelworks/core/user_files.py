@@ -35,6 +35,15 @@ _KINDS = (
 )
 
 
+def existing(name: str | Path) -> Path | None:
+    """Return the file or folder that a setting names, if it is there; any text may be such a name, also one of no path."""
+    try:
+        path = Path(name).expanduser()
+        return path if path.exists() else None
+    except (OSError, ValueError, RuntimeError):
+        return None
+
+
 def _require_regular(path: Path | str, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         known = ((number, name) for is_kind, number, name in _KINDS if is_kind(status.st_mode))

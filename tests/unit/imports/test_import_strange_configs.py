@@ -19,8 +19,10 @@ from refused import refused
 from reelworks.annexes.imports import files
 from reelworks.annexes.imports.files import ConfigFile
 from reelworks.annexes.imports.importer import TRAINERS
+from reelworks.core import user_files
 from reelworks.core.errors import UserError
 from reelworks.models import registry
+from reelworks.models.storage import file_facts
 
 TEXTS = ["", "none", "ünï\x00\x07", "a\nb", "1e-4", "C:\\x\\y", "\ud800", "{text} {", "512x512", "x" * 5000]
 NUMBERS = [0, -1, 1, 10**30, -5.5, float("nan"), float("inf"), 3.0, 0.5]
@@ -70,8 +72,9 @@ def imported(folder: Path, name: str, main: Any, data: Any) -> None:
 @pytest.mark.parametrize("name", ["x" * 5000, "x/" * 3000, "~nobody-of-this-name/x", "a\0b", "", "."])
 def test_any_text_may_be_the_name_of_a_file(tmp_path: Path, name: str) -> None:
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
-    found = files.existing(name)
+    found = user_files.existing(name)
     assert found is None or found.is_dir()
+    assert file_facts.is_pipeline(name)
     with refused("file-unreadable", "FILE"):
         files.ConfigFile(tmp_path / "config.json").beside(name)
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from reelworks.annexes.imports import files as config_files
 from reelworks.annexes.imports.draft import Clip
+from reelworks.core import user_files
 from reelworks.core.errors import shown
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.catalog.query import captions, template
@@ -172,6 +172,6 @@ def _example(theirs: frozenset[Caption], ours: frozenset[Caption]) -> str:
 
 
 def _path(clip: Clip, dataset: DatasetConfig) -> str:
-    folder = None if dataset.place.url or dataset.place.list_file else config_files.existing(dataset.place.root)
+    folder = None if dataset.place.url or dataset.place.list_file else user_files.existing(dataset.place.root)
     path = None if folder is None else folder / clip.path
     return str(path) if path is not None and path.is_file() else ""

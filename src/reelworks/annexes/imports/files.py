@@ -21,15 +21,6 @@ _BATCH = re.compile(r"(?m)\^[ \t]*$|^@?set\s+\"?\w+=|%\w+%", re.IGNORECASE)
 _POWERSHELL = re.compile(r"(?m)`[ \t]*$|^\s*\$[\w:]+\s*\+?=")
 
 
-def existing(name: str | Path) -> Path | None:
-    """Return the file or folder that a setting names, if it is there; any text may be such a name, also one of no path."""
-    try:
-        path = Path(name).expanduser()
-        return path if path.exists() else None
-    except (OSError, ValueError, RuntimeError):
-        return None
-
-
 class ConfigFile:
     """A file, or a command line that was given as text, of which nobody knows yet which trainer's it is."""
 
@@ -121,7 +112,7 @@ class ConfigFile:
         if self.path.suffix.lower() not in _PARSERS and (text := self.script.files.get(name)) is not None:
             return ConfigFile(Path(name), text)
         for named in (name, self.path.parent / name, self.path.parent / re.split(r"[/\\]", name)[-1]):
-            if (path := existing(named)) is not None and path.is_file():
+            if (path := user_files.existing(named)) is not None and path.is_file():
                 return ConfigFile(path)
         raise UserError(
             "the config names another file, which is not there",

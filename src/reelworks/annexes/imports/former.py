@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from reelworks.annexes.imports import captions
-from reelworks.annexes.imports import files as config_files
 from reelworks.annexes.imports.draft import Clip, FormerSettings
 from reelworks.annexes.imports.trainer import FormerTrainer
+from reelworks.core import user_files
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.catalog.scan.scan import ScanProgress
@@ -70,7 +70,7 @@ class Scan:
         """Scan the datasets of a recipe into a catalog in a folder."""
         self._folder, self.missing = folder, dict[int, str]()
         for number, each in enumerate(recipe.dataset):
-            if "://" not in each.path and config_files.existing(each.path) is None:
+            if "://" not in each.path and user_files.existing(each.path) is None:
                 self.missing[number] = f"there is no {each.path}"
                 continue
             try:

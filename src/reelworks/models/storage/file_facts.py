@@ -25,8 +25,8 @@ def base_of(source: str) -> BaseStorage | None:
 
     A damaged file is left to its reader, which tells what is wrong.
     """
-    path = Path(source).expanduser()
-    if not path.is_file():
+    path = user_files.existing(source)
+    if path is None or not path.is_file():
         return None
     with path.open("rb") as file:
         if file.read(4) == b"GGUF":
@@ -48,7 +48,9 @@ def objective_of(source: str) -> tuple[str | None, bool]:
     A pipeline's folder says it in its scheduler's config; a file in its metadata, or by tensors with these names, as ComfyUI
     and A1111 read them. The objective is None where nothing is said.
     """
-    place = Path(source).expanduser()
+    place = user_files.existing(source)
+    if place is None:
+        return None, False
     if place.is_dir():
         try:
             config = user_files.read_json(place / "scheduler" / "scheduler_config.json")
@@ -64,14 +66,15 @@ def objective_of(source: str) -> tuple[str | None, bool]:
 
 def has_text_encoders(source: str) -> bool:
     """Whether a file holds text encoders beside the network, as checkpoints of Stable Diffusion do."""
-    return any(name.startswith(_TEXT_ENCODERS) for name in _header(Path(source).expanduser()))
+    place = user_files.existing(source)
+    return place is not None and any(name.startswith(_TEXT_ENCODERS) for name in _header(place))
 
 
 def is_pipeline(source: str) -> bool:
     """Whether a source holds all parts of a model: a folder that is no network's own, or a repository on the hub."""
-    place = Path(source).expanduser()
-    if not place.is_dir():
-        return not place.exists() and place.suffix not in hub.WEIGHTS
+    place = user_files.existing(source)
+    if place is None or not place.is_dir():
+        return place is None and Path(source).suffix not in hub.WEIGHTS
     if (place / "model_index.json").is_file() or (place / "vae").is_dir():
         return True
     return not any(file.suffix in hub.WEIGHTS for file in place.iterdir())

@@ -18,10 +18,11 @@ from reelworks.annexes.imports.diffusion_pipe import (
     optimizer,
 )
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
-from reelworks.annexes.imports.files import ConfigFile, existing, flatten, parse_arguments, plain
+from reelworks.annexes.imports.files import ConfigFile, flatten, parse_arguments, plain
 from reelworks.annexes.imports.rules import Fate, ImportedKey
 from reelworks.annexes.imports.script import Command
 from reelworks.annexes.imports.trainer import FormerTrainer, convert_by_rules
+from reelworks.core import user_files
 from reelworks.core.errors import UserError
 
 _PLACEHOLDER = "data"
@@ -143,7 +144,7 @@ def _finish(draft: ImportDraft, number: int) -> Iterator[ImportedKey]:
         yield ImportedKey(f"directory.{number}.path", None, Fate.TO_FILL_IN, "the directory has no path")
     why = "files of subfolders are not read there"
     draft.set(f"dataset.{number}.filter", "not contains(path, '/') or contains(path, '.tar/')", why)
-    if existing(Path(path) / "captions.json") is not None:
+    if user_files.existing(Path(path) / "captions.json") is not None:
         yield ImportedKey(
             f"directory.{number}.path",
             path,

@@ -10,6 +10,7 @@ from typing import Any
 from reelworks.annexes.imports import files
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile
+from reelworks.core import user_files
 from reelworks.core.errors import UserError
 
 SCRIPT = "script"  # name of the setting that is the started script
@@ -162,7 +163,7 @@ def has_arguments(settings: FormerSettings) -> bool:
 
 def existing_folder(path: str) -> Path | None:
     """Return a folder that a setting names, if it is there."""
-    folder = files.existing(path)
+    folder = user_files.existing(path)
     return folder if folder is not None and folder.is_dir() else None
 
 

@@ -170,6 +170,6 @@ def _named(given: Sequence[ConfigFile], name: str) -> ConfigFile | None:
         folder = file.path.resolve().parent
         ends = ["/".join(parts[start:]) for start in range(len(parts))]
         for named in [name, *(f"{up}/{end}" for up in (folder, *folder.parents[:3]) for end in ends)]:
-            if (path := config_files.existing(named)) is not None and path.is_file():
+            if (path := user_files.existing(named)) is not None and path.is_file():
                 return ConfigFile(path)
     return None
