@@ -69,26 +69,26 @@ def number(least: float | None = None, most: float | None = None, *, above: floa
     return Kind(f"a finite number{bounds}", read)
 
 
-def a(*types: type, remedy: str | None = None) -> Kind:
-    """Objects of some types."""
+def that(meaning: str, is_meant: Callable[[Any], object], remedy: str | None = None) -> Kind:
+    """Values that a test tells, as they are."""
 
     def read(value: Any) -> Any:
-        if not isinstance(value, types):
+        if not is_meant(value):
             raise TypeError
         return value
 
-    return Kind(" or ".join(_with_article(each) for each in types), read, remedy)
+    return Kind(meaning, read, remedy)
+
+
+def a(*types: type, remedy: str | None = None) -> Kind:
+    """Objects of some types."""
+    return that(" or ".join(map(_with_article, types)), lambda value: isinstance(value, types), remedy)
 
 
 def one_of(*values: Any) -> Kind:
     """One of some plain values."""
-
-    def read(value: Any) -> Any:
-        if not any(type(value) is type(each) and value == each for each in values):
-            raise ValueError
-        return value
-
-    return Kind(" or ".join(repr(each) for each in values), read)
+    meaning = " or ".join(map(repr, values))
+    return that(meaning, lambda value: any(type(value) is type(each) and value == each for each in values))
 
 
 def optional(kind: Kind) -> Kind:
@@ -110,11 +110,8 @@ def each(kind: Kind, *, into: Callable[[Iterable[Any]], Any] = list) -> Kind:
 def one_or_each(kind: Kind) -> Kind:
     """A value of a kind, or a list of such values."""
     several = each(kind)
-
-    def read(value: Any) -> Any:
-        return several.read(value) if isinstance(value, list | tuple) else kind.read(value)
-
-    return Kind(f"{kind.meaning}, or a list of such", read)
+    meaning = f"{kind.meaning}, or a list of such"
+    return Kind(meaning, lambda value: (several if isinstance(value, list | tuple) else kind).read(value))
 
 
 def exactly(count: int, kind: Kind) -> Kind:
@@ -162,23 +159,11 @@ def _read_path(value: Any) -> Path:
     raise TypeError
 
 
-def _read_callable(value: Any) -> Any:
-    if not callable(value):
-        raise TypeError
-    return value
-
-
-def _read_text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise TypeError
-    return value
-
-
 PATH = Kind("a path", _read_path)
 FILE = Kind("a path", lambda value: str(_read_path(value)))  # as a text
 FLAG = one_of(True, False)
-TEXT = Kind("a text that is not empty", _read_text)
-FUNCTION = Kind("a function", _read_callable)
+TEXT = that("a text that is not empty", lambda value: isinstance(value, str) and value)
+FUNCTION = that("a function", callable)
 
 
 def checked(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:

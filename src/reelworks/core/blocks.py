@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.core import machine
+from reelworks.core.arrays import F64, I64, Mask
 
 _BLOCK = 1 << 18
 _MOST_THREADS = 8
@@ -47,7 +48,7 @@ def taken(column: NDArray[Any], where: NDArray[Any]) -> NDArray[Any]:
     return elementwise(column.__getitem__, where, dtype=column.dtype)
 
 
-def indices(mask: NDArray[np.bool_]) -> NDArray[Any]:
+def indices(mask: Mask) -> NDArray[Any]:
     """Return the indices at which a mask is true, in the narrowest type that holds them."""
     found = np.empty(np.count_nonzero(mask), dtype=kind_of(len(mask)))
     done = 0
@@ -58,7 +59,7 @@ def indices(mask: NDArray[np.bool_]) -> NDArray[Any]:
     return found
 
 
-def counts(numbers: NDArray[np.integer[Any]], length: int) -> NDArray[np.int64]:
+def counts(numbers: NDArray[np.integer[Any]], length: int) -> I64:
     """Return how often each of 0 to `length - 1` occurs."""
     total = np.zeros(length, dtype=np.int64)
     for where in slices(len(numbers)):
@@ -66,7 +67,7 @@ def counts(numbers: NDArray[np.integer[Any]], length: int) -> NDArray[np.int64]:
     return total
 
 
-def sums(numbers: NDArray[np.integer[Any]], values: NDArray[Any], length: int) -> NDArray[np.float64]:
+def sums(numbers: NDArray[np.integer[Any]], values: NDArray[Any], length: int) -> F64:
     """Return the sum of the values at each of the numbers 0 to `length - 1`."""
     total = np.zeros(length)
     for where in slices(len(numbers)):
@@ -74,7 +75,7 @@ def sums(numbers: NDArray[np.integer[Any]], values: NDArray[Any], length: int) -
     return total
 
 
-def mask(indices: NDArray[Any], length: int) -> NDArray[np.bool_]:
+def mask(indices: NDArray[Any], length: int) -> Mask:
     """Return a mask of `length` elements that is true at some indices."""
     result = np.zeros(length, dtype=np.bool_)
     for where in slices(len(indices)):
@@ -95,7 +96,7 @@ def kind_of(largest: int) -> Any:
     return next(kind for kind in (np.int8, np.int16, np.int32, np.int64) if largest <= np.iinfo(kind).max)
 
 
-def components(count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+def components(count: int, pairs: I64) -> I64:
     """Return for each element the smallest index among those that pairs `[P, 2]` connect it with."""
     label = np.arange(count)
     while len(pairs):

@@ -14,6 +14,7 @@ import xxhash
 from typing_extensions import Buffer
 
 from reelworks.core import hash_rng
+from reelworks.core.arrays import U64
 
 _BLOCK_BYTES = 1 << 20
 FULL_READ_LIMIT_BYTES = 64 << 20
@@ -94,7 +95,7 @@ NO_CONTENT = np.uint64(0)
 _DIGITS, _WORD_BYTES = 32, 8
 
 
-def content_keys(fingerprints: Any) -> hash_rng.U64:
+def content_keys(fingerprints: Any) -> U64:
     """Return a key for each content by an Arrow array of fingerprints, of large strings, without a Python object for each.
 
     It is `NO_CONTENT` where the content was not read: a trusted list states sizes and times, which make a shorter text, and a

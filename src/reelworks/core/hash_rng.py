@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-U64 = NDArray[np.uint64]
+from reelworks.core.arrays import F64, I64, U64, Mask
+
 _ALL_BITS = 0xFFFFFFFFFFFFFFFF
 _STEP = 0x9E3779B97F4A7C15
 _FEW = 16
@@ -134,17 +135,17 @@ def hash_int(*words: Word) -> int:
     return int(hash64(*words))
 
 
-def uniform(h: U64) -> NDArray[np.float64]:
+def uniform(h: U64) -> F64:
     """Map hashes to [0, 1) by their upper 53 bits."""
     return (h >> np.uint64(11)).astype(np.float64) * np.float64(2.0**-53)
 
 
-def below(h: U64, n: int | NDArray[Any]) -> NDArray[np.int64]:
+def below(h: U64, n: int | NDArray[Any]) -> I64:
     """Map hashes to integers in [0, n), n < 2^31."""
     return (((h >> np.uint64(33)) * np.asarray(n).astype(np.uint64)) >> np.uint64(31)).astype(np.int64)
 
 
-def bernoulli(h: U64, probability: float | NDArray[Any]) -> NDArray[np.bool_]:
+def bernoulli(h: U64, probability: float | NDArray[Any]) -> Mask:
     """Return booleans that are True with the given probability: never for 0, always for 1."""
     threshold = np.asarray(np.floor(np.asarray(probability, dtype=np.float64) * 2.0**53)).astype(np.uint64)
     return (h >> np.uint64(11)) < threshold

@@ -16,7 +16,6 @@ single truth and independent of any level or configuration; who wants to read th
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from reelworks.core import terminal
+from reelworks.core import results, terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -110,7 +109,7 @@ class EventHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write an event; numbers that are not finite become null, which JSON can say."""
         try:
-            self._write(record.__dict__["kind"], **_finite(record.__dict__["fields"]))
+            self._write(record.__dict__["kind"], **results.as_json(record.__dict__["fields"]))
         except OSError as error:
             # A full disk is no reason to end a training; its reports will have a gap.
             if not self._is_lost:
@@ -158,11 +157,3 @@ def console() -> Console | None:
 
 def _silent(record: logging.LogRecord) -> bool:
     return False
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -89,12 +89,9 @@ def _kind(annotation: Any, arg: Arg) -> Kind:
         return arguments.optional(_kind(inner[0], arg))
     if typing.get_origin(annotation) is tuple:
         one = _kind(inner[0], arg)
-        several = arguments.each(one, into=tuple)
-
-        def read(value: Any) -> tuple[Any, ...]:
-            return several.read(value) if isinstance(value, list | tuple) else (one.read(value),)
-
-        return Kind(f"{one.meaning}, or a list of such", read)
+        read = arguments.each(one, into=tuple).read
+        meaning = f"{one.meaning}, or a list of such"
+        return Kind(meaning, lambda value: read(value if isinstance(value, list | tuple) else [value]))
     if typing.get_origin(annotation) is typing.Literal:
         return arguments.one_of(*inner)
     if annotation is int:

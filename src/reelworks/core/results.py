@@ -8,6 +8,7 @@ from dataclasses import Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+Json = dict[str, Any]
 # Metadata of a field, a dataclass too, whose keys in JSON stand among those of the dataclass that has it; None has none.
 INLINED = {"inlined": True}
 # Metadata of a field that has no key in JSON while it is None.
