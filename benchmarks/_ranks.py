@@ -112,7 +112,7 @@ def _rank(recipe: Path, cursor: Path, how: str, rank: int, keys: list[str]) -> N
         at, _ = position.next_epoch(data, spec, None)
     else:
         stored = Cursor(**json.loads(cursor.read_text(encoding="utf-8")))
-        at, _ = resume.resume(data, spec, run, stored, Excluded.none(), Aliases())
+        at, _ = resume.resume(data, spec, run, stored, Excluded(), Aliases())
     at.plan.digest()  # which ranks compare
     planned = time.time()
     if rank:

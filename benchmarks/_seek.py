@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from consumed_places import places_before
 from numpy.typing import NDArray
 
 from benchmarks import _weblike
@@ -41,7 +42,7 @@ class State:
 
     def consumed(self) -> Excluded:
         """Places consumed up to the step."""
-        done = self.plan.places_before(self.plan_step)
+        done = places_before(self.plan, self.plan_step)
         return self.excluded.with_places(self.plan.ordinal[done], self.plan.copy[done])
 
 
@@ -98,7 +99,7 @@ def save(state: State, folder: Path, former: State | None = None) -> None:
         *("catalog", 1, held.spec.digest(), held.plan.digest(), held.plan.step_digest(held.plan_step)),
         *(0, 0, 0, held.plan_step, 0, 0, 0, 0, 0, 0),
     )
-    (folder / "cursor.json").write_text(json.dumps(cursor.to_json()), encoding="utf-8")
+    (folder / "cursor.json").write_text(json.dumps(asdict(cursor)), encoding="utf-8")
     if former is not None:
         arrays: dict[str, Any] = former.plan.arrays()
         np.savez(folder / "plan.npz", **arrays)
@@ -120,7 +121,7 @@ def seek(folder: Path) -> tuple[str, int]:
         return found.step_digest(cursor.plan_step), cursor.plan_step
     with np.load(folder / "plan.npz") as stored:
         former = EpochPlan(**dict(stored))
-    done = former.places_before(cursor.plan_step)
+    done = places_before(former, cursor.plan_step)
     found = segment(clips, live, spec, excluded.with_places(former.ordinal[done], former.copy[done]))
     return found.step_digest(0), 0
 

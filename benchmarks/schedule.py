@@ -119,8 +119,8 @@ def chi_square_p(bucket_of_step: NDArray[np.int64], parts: int = 8) -> float:
 def seeks(clips: Clips, spec: PlanSpec) -> Json:
     """Seconds from saved states to the next step's uids, each in a fresh process and checked."""
     live = np.ones(len(clips.uid), dtype=np.bool_)
-    made = _seek.segment(clips, live, spec, Excluded.none())
-    begun = _seek.State(clips, live, spec, Excluded.none(), made, made.num_steps // 2)
+    made = _seek.segment(clips, live, spec, Excluded())
+    begun = _seek.State(clips, live, spec, Excluded(), made, made.num_steps // 2)
     once = _seek.change(begun, spec=replace(spec, batch_sizes=tuple(2 * n for n in spec.batch_sizes)))
     twice = _seek.change(once, spec=replace(once.spec, micro_batches_per_step=64, same_bucket_run=64))
     edited, alive = _seek.edit(twice)

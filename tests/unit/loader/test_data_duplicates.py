@@ -278,7 +278,7 @@ def test_a_clip_with_a_better_duplicate_that_comes_within_an_epoch_is_not_traine
     data = files.opened(recipe(folder, "best"))
     assert names(data) == set("bce")
     consumed = np.flatnonzero(np.isin([path[0] for path in data.rows.path.to_pylist()], ["b"]))
-    excluded = Excluded.none().with_places(data.rows.ordinal[consumed], np.zeros(1, dtype=np.int64))
+    excluded = Excluded().with_places(data.rows.ordinal[consumed], np.zeros(1, dtype=np.int64))
     (folder / "data" / "meta.csv").write_text(
         LINES.replace("a,1,1", "a,1,-1").replace("e,2,1", "e,2,5"), encoding="utf-8"
     )
@@ -297,7 +297,7 @@ def _moved(excluded: Excluded, before: RecipeData, after: RecipeData) -> Exclude
     """The same clips in the newer catalog, of which an edited one has a new row."""
     ordinal, copy = excluded.places()
     row = after.rows.find(before.catalog.uids()[ordinal])
-    return Excluded.none().with_places(after.rows.ordinal[row], copy)
+    return Excluded().with_places(after.rows.ordinal[row], copy)
 
 
 def test_an_epoch_goes_on_exactly_where_it_stopped(folder: Path) -> None:

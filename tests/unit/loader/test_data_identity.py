@@ -53,7 +53,7 @@ class Run:
     former: list[Segment] = field(default_factory=list)
     older: list[Segment] = field(default_factory=list)
     found: Identity | None = None
-    excluded: Excluded = field(default_factory=Excluded.none)
+    excluded: Excluded = field(default_factory=Excluded)
     names: dict[int, str] = field(default_factory=dict)
 
     def see(self, files: Files) -> dict[str, str]:
@@ -98,7 +98,7 @@ class Run:
     def begin_epoch(self) -> None:
         """Begin the next epoch, with the files of this one and nothing trained of them."""
         self.former, self.older = self.former[:1], self.former[1:] + self.older
-        self.excluded = Excluded.none()
+        self.excluded = Excluded()
 
     def keys(self) -> dict[str, int]:
         """Return the key of each file of now."""

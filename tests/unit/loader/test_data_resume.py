@@ -6,13 +6,14 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import prepare_files as files
 import pytest
+from consumed_places import places_before
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refused import refused
@@ -60,7 +61,7 @@ class Training:
         """Train a step, as the trainer does."""
         old = self.position
         plan, plan_step = old.plan, old.plan_step
-        places = plan.places_before(plan_step + 1) & ~plan.places_before(plan_step)
+        places = places_before(plan, plan_step + 1) & ~places_before(plan, plan_step)
         self.trained += zip(self.names(plan.ordinal[places]), plan.copy[places].tolist(), strict=True)
         counts = old.counts.add(int(places.sum()), 0, 0, 0)
         self.position = replace(old, counts=counts, plan_step=plan_step + 1, global_step=old.global_step + 1)
@@ -72,7 +73,7 @@ class Training:
 
     def save(self) -> Saved:
         now = self.position
-        cursor = now.to_cursor(self.data).to_json()
+        cursor = asdict(now.to_cursor(self.data))
         return cursor, now.excluded.to_bytes(), now.aliases.to_bytes(), list(self.trained)
 
     def resume(self, saved: Saved) -> list[str]:

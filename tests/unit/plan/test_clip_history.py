@@ -51,8 +51,8 @@ class Told:
         self.log.write("start", step=self.done, resumed_from=self.done or None, recipe=self.kept, world_size=1)
 
     def epoch(self, number):
-        position = positions.begin_epoch(self.data, self.spec, epoch=number, global_step=self.done)
-        self.begin(position)
+        position = positions.begin_epoch(self.data, self.spec, epoch=number)
+        self.begin(replace(position, global_step=self.done))
 
     def begin(self, position):
         """Record and tell a segment."""
@@ -170,8 +170,8 @@ def test_clips_that_two_segments_took_are_a_problem_of_the_second(told, tmp_path
     """A planted segment that forgot what the first one consumed."""
     told.epoch(0)
     told.step(0)
-    whole = positions.begin_epoch(told.data, told.spec, epoch=0, global_step=1)
-    told.begin(replace(whole, segment=1))
+    whole = positions.begin_epoch(told.data, told.spec, epoch=0)
+    told.begin(replace(whole, segment=1, global_step=1))
     found = clip_history.cover(told.run)
     assert f"epoch 0, segment 1: {told.size(0)} clips are planned although a step of the epoch" in (
         "\n".join(found.problems)

@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
+from consumed_places import places_before
 from numpy.typing import NDArray
 
 from reelworks.core import digests, hash_rng
@@ -149,7 +150,7 @@ class Run:
     global_step: int = 0
     planned: int = 0
     repeated: int = 0
-    excluded: Excluded = field(default_factory=Excluded.none)
+    excluded: Excluded = field(default_factory=Excluded)
     account: dict[Place, str] = field(default_factory=dict)
     batches: list[Batch] = field(default_factory=list)
     events: list[tuple[int, Change | None]] = field(default_factory=list)
@@ -164,7 +165,7 @@ class Run:
 
     def begin_epoch(self, epoch: int) -> None:
         self.epoch, self.segment, self.plan_step, self.repeated = epoch, 0, 0, 0
-        self.excluded, self.account = Excluded.none(), {}
+        self.excluded, self.account = Excluded(), {}
         self.plan = plan_epoch(self.config.entries(self.catalog, epoch), self.config.spec(), epoch)
         self.planned = self.plan.planned
         self.plans[epoch, 0] = self.plan
@@ -217,7 +218,7 @@ class Run:
             return
         former = self.plans[cursor.epoch, cursor.segment]
         assert former.digest() == cursor.plan
-        done = former.places_before(cursor.plan_step)
+        done = places_before(former, cursor.plan_step)
         self.excluded = excluded.with_places(former.ordinal[done], former.copy[done])
         self.plan, self.segment, self.plan_step = self._rest(self.excluded), cursor.segment + 1, 0
         self.planned = cursor.trained + cursor.failed + cursor.skipped + self.plan.planned

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
+from consumed_places import places_before
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refused import refused
@@ -23,12 +24,12 @@ def test_the_first_steps_and_what_remains_are_the_epoch(case: tuple[Samples, Pla
     made = plan_epoch(entries, spec, 0)
     other = replace(spec, batch_sizes=tuple(new_size for _ in spec.batch_sizes), incomplete_batch="pad")
     for plan_step in range(made.num_steps + 1):
-        done = made.places_before(plan_step)
+        done = places_before(made, plan_step)
         rest = remaining(entries, made.uid[done], made.copy[done])
         again = plan_epoch(rest, other, 0)
         trained, left = identities(made, done), identities(again, again.is_first_use)
         assert sorted(trained + left) == sorted(identities(entries))
-    assert made.places_before(made.num_steps).sum() == made.planned
+    assert places_before(made, made.num_steps).sum() == made.planned
 
 
 @given(cases())
@@ -38,7 +39,7 @@ def test_steps_before_are_the_steps_before(case: tuple[Samples, PlanSpec]) -> No
     made = plan_epoch(entries, spec, 0)
     seen: set[tuple[int, int]] = set()
     for plan_step in range(made.num_steps):
-        assert set(identities(made, made.places_before(plan_step))) == seen
+        assert set(identities(made, places_before(made, plan_step))) == seen
         for micro_batch in made.micro_batches(plan_step):
             where = made.places(int(micro_batch))
             real = [identities(made)[i] for i in range(where.start, where.stop) if made.is_first_use[i]]
@@ -55,7 +56,7 @@ def test_by_ordinals_remains_what_remains_by_uids(case: tuple[Samples, PlanSpec]
     uid = np.zeros(rows + len(entries), dtype=np.uint64)
     uid[entries.ordinal] = entries.uid
     done = entries.take(np.arange(len(entries)) % 4 < every)
-    excluded = Excluded.none().with_places(done.ordinal, done.copy)
+    excluded = Excluded().with_places(done.ordinal, done.copy)
     edited = entries.uid % 3 == 0
     ordinal = np.where(edited, entries.ordinal + rows, entries.ordinal)
     uid[ordinal] = entries.uid
@@ -85,7 +86,7 @@ def test_excluded_places_add_up_and_survive_bytes(
 ) -> None:
     """What has no row now is kept beside, whatever is added later."""
     keys, copies = (np.array([k for k, _ in gone], dtype=np.uint64), np.array([c for _, c in gone], dtype=np.int64))
-    excluded = replace(Excluded.none(), gone_key=keys, gone_copy=copies)
+    excluded = replace(Excluded(), gone_key=keys, gone_copy=copies)
     for segment in segments:
         ordinal, copy = np.array(segment, dtype=np.int64).reshape(-1, 2).T
         excluded = excluded.with_places(ordinal, copy)
@@ -117,11 +118,11 @@ def test_a_row_goes_by_its_alias_or_by_its_uid(keys: dict[int, int], asked: list
 
 def test_ten_million_clips_take_a_bit_each() -> None:
     last = np.array([9_999_999])
-    assert len(Excluded.none().with_places(last, np.array([0])).to_bytes()) < 1_300_000
+    assert len(Excluded().with_places(last, np.array([0])).to_bytes()) < 1_300_000
 
 
 def test_adding_places_leaves_the_former_value() -> None:
-    former = Excluded.none().with_places(np.array([1]), np.array([0]))
+    former = Excluded().with_places(np.array([1]), np.array([0]))
     former.with_places(np.array([0]), np.array([0]))
     assert [a.tolist() for a in former.places()] == [[1], [0]]
 
@@ -134,7 +135,7 @@ def _cursor(made: EpochPlan, plan_step: int) -> Cursor:
 def test_a_cursor_is_plain_values() -> None:
     made = plan_epoch(make_entries([20]), make_spec([4]), 0)
     cursor = _cursor(made, 1)
-    assert Cursor(**cursor.to_json()) == cursor
+    assert Cursor(**asdict(cursor)) == cursor
 
 
 def test_a_plan_that_is_not_the_same_is_refused() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from consumed_places import places_before
 from histories import NONE_FAIL, Catalog, Config, Run, Saved
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -120,7 +121,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_counted_that_was_not_planned(self) -> None:
-        left = self.run.plan.planned - int(self.run.plan.places_before(self.run.plan_step).sum())
+        left = self.run.plan.planned - int(places_before(self.run.plan, self.run.plan_step).sum())
         assert self.run.planned == len(self.run.account) + left
 
     def teardown(self) -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from consumed_places import places_before
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -280,7 +281,7 @@ def test_an_empty_epoch_has_no_steps() -> None:
         assert (made.num_steps, made.planned, made.steps.shape) == (0, 0, (0, 4))
         assert made.waste(spec, 2) == 0
         assert made.step_digest(0) == made.step_digest(7)
-        assert not made.places_before(0).any()
+        assert not places_before(made, 0).any()
 
 
 @given(cases())

@@ -72,7 +72,7 @@ def begun(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 def test_all_that_was_saved_of_a_run_is_restored(begun: Any) -> None:
     one = begun()
     aliases = Aliases(np.array([1, 2]), np.array([7, 2**64 - 1], dtype=np.uint64))
-    excluded = Excluded.none().with_places(np.array([0, 3]), np.array([1, 0]))
+    excluded = Excluded().with_places(np.array([0, 3]), np.array([1, 0]))
     counts = Counts(planned=4, trained=1, failed=1, repeated=2)
     position = replace(one.position, plan_step=1, global_step=3, counts=counts, excluded=excluded, aliases=aliases)
     one.state.spikes.add({SpikeGroup("48px"): 0.5}, 2.0, SpikeGroup("48px", "guided"), threshold=8.0)

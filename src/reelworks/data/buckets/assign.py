@@ -15,24 +15,17 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.core import blocks, hash_rng
+from reelworks.core.arrays import F64, I32, I64, U64, Integers, Mask
 from reelworks.core.hash_rng import Purpose
 from reelworks.data.buckets.entry import Draws, Entry
 from reelworks.data.buckets.families import ROUNDING
 from reelworks.data.buckets.opensora.ratios import Resolution
 from reelworks.data.buckets.table import Bucket, BucketTable
-
-U64 = NDArray[np.uint64]
-I64 = NDArray[np.int64]
-I32 = NDArray[np.int32]
-F64 = NDArray[np.float64]
-Integers = NDArray[Any]  # of any width
-Mask = NDArray[np.bool_]
 
 _RESOLUTION, _LENGTH = 1, 2  # decisions about a clip in a table of Open-Sora
 
@@ -113,8 +106,7 @@ class Clips:
         if self.choice is None or self.allowed is None:
             return np.ones(len(where), dtype=np.bool_)
         choice = self.choice[where]
-        may: Mask = (choice < 0) | (self.allowed[choice, entry] > (0 if at_any_length else 1))
-        return may
+        return np.asarray((choice < 0) | (self.allowed[choice, entry] > (0 if at_any_length else 1)))
 
 
 @dataclass(frozen=True)
@@ -278,9 +270,9 @@ class _ComputedSizes:
     """Sizes of an entry by width / height, ascending; `edges` lie half way between their log ratios."""
 
     bucket: I32
-    height: NDArray[np.float64]
-    width: NDArray[np.float64]
-    edges: NDArray[np.float64]
+    height: F64
+    width: F64
+    edges: F64
 
     @classmethod
     def of_entry(cls, table: BucketTable, entry: int) -> _ComputedSizes:

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reelworks.core import hash_rng
+from reelworks.core.arrays import F64, I64, Mask
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
 from reelworks.data.buckets import assign, sizes, table
@@ -55,11 +55,11 @@ class Ladder:
         return cls(chosen, table.build(entries, rules, geometry), geometry)
 
     @property
-    def worth(self) -> NDArray[np.float64]:
+    def worth(self) -> F64:
         """Logarithm of the pixels of each rung."""
         return np.log([sizes.pixel_budget(name)[0] for name in self.names])
 
-    def highest(self, height: NDArray[np.int64], width: NDArray[np.int64]) -> NDArray[np.int64]:
+    def highest(self, height: I64, width: I64) -> I64:
         """Return the highest rung that each clip fills, or -1."""
         n = len(height)
         clips = Clips.unrestricted(
@@ -67,10 +67,9 @@ class Ladder:
         )
         assigned = assign.assign(clips, self.table, seed=0, epoch=0).bucket
         entry = np.array([bucket.entry for bucket in self.table.buckets], dtype=np.int64)
-        rung: NDArray[np.int64] = np.where(assigned >= 0, len(self.names) - 1 - entry[assigned], -1)
-        return rung
+        return np.asarray(np.where(assigned >= 0, len(self.names) - 1 - entry[assigned], -1))
 
-    def nearly(self, height: NDArray[np.int64], width: NDArray[np.int64]) -> NDArray[np.int64]:
+    def nearly(self, height: I64, width: I64) -> I64:
         """Return the highest rung that each clip fills if it is enlarged by a few percent, see `FILLS`."""
         larger = np.ceil(np.stack([height, width]) / math.sqrt(FILLS)).astype(np.int64)
         return self.highest(*larger)
@@ -82,7 +81,7 @@ class Ladder:
         return max(self.geometry.tokens(Shape(num_frames, s.height, s.width)) for s in shapes)
 
 
-def frame_counts(geometry: Geometry) -> NDArray[np.int64]:
+def frame_counts(geometry: Geometry) -> I64:
     """Return frame counts of videos that the model accepts: the shortest, and those near the usual ones."""
     a, b = geometry.frame_rule
     if a == 0:
@@ -92,7 +91,7 @@ def frame_counts(geometry: Geometry) -> NDArray[np.int64]:
     return np.array(sorted({shortest} | {n for n in usual if n > shortest}), dtype=np.int64)
 
 
-def rungs(highest: NDArray[np.int64], worth: NDArray[np.float64], most: int) -> list[int]:
+def rungs(highest: I64, worth: F64, most: int) -> list[int]:
     """Choose at most `most` rungs, highest first: the highest that nearly all clips reach, and those that add most.
 
     `highest` is the highest rung of each clip or -1, `worth` the logarithm of the size or length of each rung.
@@ -223,7 +222,7 @@ def _of_pictures(clips: Clips, config: BucketsConfig, geometry: Geometry) -> lis
     return [Suggestion(ladder.names[i], 1) for i in dict.fromkeys(_fit(ladder, s, 1, config) for s in chosen)]
 
 
-def _reached(ladder: Ladder, clips: Clips, config: BucketsConfig) -> NDArray[np.int64]:
+def _reached(ladder: Ladder, clips: Clips, config: BucketsConfig) -> I64:
     """Return the highest rung of each clip; only where clips are enlarged may one be a little smaller than its bucket."""
     return (ladder.nearly if config.upscale else ladder.highest)(clips.height, clips.width)
 
@@ -303,7 +302,7 @@ def _shared_out(entries: list[Suggestion], clips: Clips, config: BucketsConfig, 
     return needed[::-1]
 
 
-def _needed(entries: list[Entry], fits: list[NDArray[np.bool_]]) -> list[int]:
+def _needed(entries: list[Entry], fits: list[Mask]) -> list[int]:
     """Return the indices of the entries that suit enough clips better than all others, and of the last entry."""
     remaining = list(range(len(entries)))
     while len(remaining) > 1:

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from reelworks.core import arguments
 from reelworks.core.arguments import checked
+from reelworks.core.arrays import I64
 from reelworks.core.config import Config, explain
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
@@ -153,15 +153,15 @@ class BucketTable:
         """Return the indices of an entry's buckets."""
         return [i for i, bucket in enumerate(self.buckets) if bucket.entry == entry]
 
-    def batch_sizes(self) -> NDArray[np.int64]:
+    def batch_sizes(self) -> I64:
         """Return the batch size of every bucket."""
         return np.array([b.batch_size for b in self.buckets], dtype=np.int64)
 
-    def column_sizes(self) -> NDArray[np.int64]:
+    def column_sizes(self) -> I64:
         """Return the clips of a column of a plan of every bucket, which a sequence group trains at once."""
         return np.array([b.column_size for b in self.buckets], dtype=np.int64)
 
-    def parts(self) -> NDArray[np.int64]:
+    def parts(self) -> I64:
         """Return how many micro-batches of every bucket a sequence group trains at once."""
         return np.array([b.parts for b in self.buckets], dtype=np.int64)
 
@@ -183,7 +183,7 @@ class BucketTable:
         entries[index] = replace(self.entries[index], keep_prob=1.0, keep_length=1.0)
         return replace(self, entries=tuple(entries))
 
-    def tokens(self) -> NDArray[np.int64]:
+    def tokens(self) -> I64:
         """Return the number of latent tokens of one clip of every bucket."""
         return np.array([b.tokens for b in self.buckets], dtype=np.int64)
 

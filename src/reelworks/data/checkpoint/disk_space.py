@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reelworks.core import storage, system, units
+from reelworks.core.arrays import I64, Mask
 from reelworks.core.errors import UserError
 from reelworks.data.checkpoint import names
 from reelworks.data.checkpoint.config import CheckpointsConfig
@@ -23,8 +23,6 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 MARGIN = 1.02
 _PROBE_BYTES = 1 << 16
 _MOST_SAVES = 10_000  # that are foreseen; a run without an end has any number
-
-Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -182,7 +180,7 @@ def forecast(
     )
 
 
-def _retained(order: Counts, pinned: NDArray[np.bool_], policy: CheckpointsConfig) -> tuple[Counts, Counts]:
+def _retained(order: I64, pinned: Mask, policy: CheckpointsConfig) -> tuple[I64, I64]:
     """Return the most checkpoints retained after each save, and how many of them no limit may delete.
 
     In the worst case the best, and the best of a former series, are neither among the last nor multiples of `keep_every` nor

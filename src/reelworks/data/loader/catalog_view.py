@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.core import blocks, digests
+from reelworks.core.arrays import I64, U64, Integers, Mask
 from reelworks.data.catalog.config import DatasetConfig, Source
 from reelworks.data.catalog.sources import ALIGNED, KINDS, SOURCES
 from reelworks.data.catalog.store import companions
@@ -27,9 +28,6 @@ from reelworks.data.loader.eligibility import ExcludeList
 from reelworks.data.media import decode
 from reelworks.data.media.frame_index import FrameIndex
 
-I64 = NDArray[np.int64]
-Integers = NDArray[Any]  # of any width
-Mask = NDArray[np.bool_]
 _FEW = 1 << 16  # clips that are looked up one by one
 _RATIOS = 1 << 9  # more than there are ratios of a source
 
@@ -47,7 +45,7 @@ class CatalogView:
     def __init__(self, catalog: Catalog, spec: DataSpec, rows: CatalogRows, companion_rows: CatalogRows) -> None:
         self.catalog, self.spec, self.rows, self.companion_rows = catalog, spec, rows, companion_rows
 
-    def metadata(self, uids: NDArray[np.uint64]) -> list[dict[str, Any]]:
+    def metadata(self, uids: U64) -> list[dict[str, Any]]:
         """Return the catalog's columns of clips by uid, as `MicroBatch.metadata` describes them."""
         at, place = np.unique(self.rows.find(uids), return_inverse=True)
         found = self.rows.take(at).to_table().to_pylist()
@@ -90,7 +88,7 @@ class CatalogView:
         return eligibility.read_exclude_list(self.spec.exclude_file)
 
     @cached_property
-    def in_exclude_file(self) -> NDArray[np.bool_]:
+    def in_exclude_file(self) -> Mask:
         """True for rows that the exclude list names."""
         return self.exclude_list.rows(self.rows)
 

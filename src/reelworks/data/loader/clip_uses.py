@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.core import blocks
+from reelworks.core.arrays import F64, I64, Integers
 from reelworks.core.errors import UserError
 from reelworks.data.buckets import sizes
 from reelworks.data.buckets.entry import Draws, Entry
@@ -25,9 +26,6 @@ from reelworks.data.catalog.config import DatasetConfig
 if TYPE_CHECKING:
     from reelworks.data.catalog.store.rows import CatalogRows
 
-I64 = NDArray[np.int64]
-Integers = NDArray[Any]  # of any width
-F64 = NDArray[np.float64]
 _MOST = 1 << 30  # more clips and repeats would not fit into memory
 
 

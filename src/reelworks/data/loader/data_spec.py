@@ -8,9 +8,9 @@ from itertools import combinations
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reelworks.core import arguments, digests
+from reelworks.core.arrays import I64
 from reelworks.core.errors import UserError
 from reelworks.data.buckets import assign
 from reelworks.data.buckets.degrees import Exchange
@@ -21,8 +21,6 @@ from reelworks.data.loader.eligibility import ExcludeList
 from reelworks.data.media.config import OF_RECIPES, DataConfig
 from reelworks.data.media.sound import SoundSpec
 from reelworks.data.schedule.cost import CostConfig
-
-I64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

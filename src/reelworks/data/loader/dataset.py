@@ -7,10 +7,10 @@ from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reelworks.core import arguments, blocks, digests
 from reelworks.core.arguments import checked
+from reelworks.core.arrays import Integers, Mask
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.hash_rng import Purpose, bernoulli, hash64
 from reelworks.core.words import tells_arguments
@@ -29,9 +29,6 @@ from reelworks.data.schedule.cost_fit import BatchTime
 from reelworks.data.schedule.cursor import Excluded
 from reelworks.data.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 
-I64 = NDArray[np.int64]
-Integers = NDArray[Any]  # of any width
-Mask = NDArray[np.bool_]
 _SHAPES = ("num_frames", "fps", "height", "width", "kind")  # columns that only assignments read as a whole
 _FEW = 100_000
 
@@ -185,26 +182,19 @@ class Dataset(CatalogView):
         """
         clips, row = self.clips()
         if (result := self._latest(epoch)) is None:
-            result = self._with_duplicates(epoch, clips, row)
-            if self.duplicate_groups is not None:
-                result = self._once(self.duplicate_groups, result, clips, row, epoch)
+            result = self._once(self._with_duplicates(epoch, clips, row), clips, row, epoch)
             self._last = (epoch, self.table, self.spec, result)
         if self.duplicate_groups is not None and consumed is not None and consumed.bits.any():
             used = np.isin(self.rows.uid, self.catalog.uids()[np.flatnonzero(consumed.bits.any(axis=1))])
-            result = self._once(
-                self.duplicate_groups, self._with_duplicates(epoch, clips, row), clips, row, epoch, used
-            )
+            result = self._once(self._with_duplicates(epoch, clips, row), clips, row, epoch, used)
         return clips, row, result
 
     def _once(
-        self,
-        groups: duplicates.Groups,
-        result: Assignment,
-        clips: Clips,
-        row: Integers,
-        epoch: int,
-        used: Mask | None = None,
+        self, result: Assignment, clips: Clips, row: Integers, epoch: int, used: Mask | None = None
     ) -> Assignment:
+        """Return an assignment in which of near-duplicates that count once only one is left."""
+        if (groups := self.duplicate_groups) is None:
+            return result
         used = np.zeros(len(self.rows), dtype=np.bool_) if used is None else used
         return duplicates.count_once(
             groups, result, row, held_out=clips.held_out, uid=self.rows.uid, used=used, seed=self.spec.seed, epoch=epoch
@@ -252,9 +242,7 @@ class Dataset(CatalogView):
     def held_out(self) -> Samples:
         """Return the clips that validation uses, each once, in an order drawn from the seed."""
         clips, row = self.clips()
-        result = assign.assign(clips, self.table, seed=self.spec.seed, epoch=0)
-        if self.duplicate_groups is not None:
-            result = self._once(self.duplicate_groups, result, clips, row, epoch=0)
+        result = self._once(assign.assign(clips, self.table, seed=self.spec.seed, epoch=0), clips, row, epoch=0)
         measured = (result.reason == Reason.HELD_OUT) & (clips.copy == 0)
         where = np.flatnonzero(measured & ~held_out.preserving(self.rows, self.spec)[row])
         where = where[np.argsort(hash64(self.spec.seed, clips.uid[where]), kind="stable")]
@@ -267,9 +255,7 @@ class Dataset(CatalogView):
         """
         clips, row = self.clips()
         every = replace(clips, held_out=np.ones_like(clips.held_out))  # those have no draws
-        result = assign.assign(every, self.table, seed=self.spec.seed, epoch=0)
-        if self.duplicate_groups is not None:
-            result = self._once(self.duplicate_groups, result, clips, row, epoch=0)
+        result = self._once(assign.assign(every, self.table, seed=self.spec.seed, epoch=0), clips, row, epoch=0)
         where = np.flatnonzero(np.isin(result.reason, (Reason.HELD_OUT, Reason.DUPLICATE_TURN)))
         where = where[(np.diff(row[where], prepend=-1) != 0) & ~held_out.preserving(self.rows, self.spec)[row[where]]]
         where = where[~clips.held_out[where] | np.isin(clips.uid[where], self.held_out().uid)]
@@ -334,7 +320,7 @@ class Dataset(CatalogView):
             segment: Number of the segment in the epoch, from 0.
             excluded: Clips that earlier segments consumed.
         """
-        consumed = Excluded.none() if excluded is None else excluded
+        consumed = Excluded() if excluded is None else excluded
         return self.planned(spec, (data_restarts, epoch, segment), consumed).plan
 
     def planned(self, spec: PlanSpec, place: tuple[int, int, int], excluded: Excluded) -> Planned:

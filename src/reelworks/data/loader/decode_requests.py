@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reelworks.core import hash_rng
-from reelworks.core.hash_rng import U64, Purpose
+from reelworks.core.arrays import F64, I64, U64
+from reelworks.core.hash_rng import Purpose
 from reelworks.core.shape import Shape
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.catalog.filter_expression import NUMBERS
@@ -31,7 +31,7 @@ from reelworks.data.media.sound import SoundRequest, SoundSpec
 _AUGMENTS = ("flip", "rotate_degrees", "jitter_brightness", "jitter_contrast", "jitter_saturation", "jitter_hue")
 
 
-def clip_hash(data: Dataset, rows: NDArray[np.int64], copies: NDArray[np.int64], *, epoch: int) -> U64:
+def clip_hash(data: Dataset, rows: I64, copies: I64, *, epoch: int) -> U64:
     """Return the hashes of an epoch's uses of clips, by index in `data.rows`, by which all about them is drawn.
 
     `copies` combine `copy` and `repeat_index` of each clip, as `data.schedule.plan.draw_copies` numbers them.
@@ -42,7 +42,7 @@ def clip_hash(data: Dataset, rows: NDArray[np.int64], copies: NDArray[np.int64],
 
 def decode_requests(
     data: Dataset,
-    rows: NDArray[np.int64],
+    rows: I64,
     words: U64,
     bucket: int,
     *,
@@ -102,7 +102,7 @@ def _with_spot(data: Dataset, rows: CatalogRows, row: int, request: Request) -> 
 
 
 def companion_requests(
-    data: Dataset, rows: NDArray[np.int64], own: Sequence[Request]
+    data: Dataset, rows: I64, own: Sequence[Request]
 ) -> dict[str, tuple[Request | SoundRequest | None, ...]]:
     """Return decode requests of companions by kind, with the frames and crops of the clips' `own` requests.
 
@@ -186,7 +186,7 @@ def _whole(own: Request) -> Request:
     return replace(own, shape=replace(own.shape, num_frames=1), measures=measures, augmentation=upright, whole=True)
 
 
-def _draws(data: Dataset, words: U64) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+def _draws(data: Dataset, words: U64) -> tuple[F64, F64, F64]:
     """Draw the start of each clip and its crop along height and width, all in [0, 1)."""
     config, n = data.spec.data, len(words)
     first, down, across = np.zeros(n), np.full(n, 0.0 if config.crop == "top" else 0.5), np.full(n, 0.5)
@@ -215,7 +215,7 @@ def _augmentation(dataset: DatasetConfig, word: U64) -> Augmentation:
     )
 
 
-def crop_boxes(data: Dataset, rows: NDArray[np.int64], requests: Sequence[Request]) -> tuple[CropBox, ...]:
+def crop_boxes(data: Dataset, rows: I64, requests: Sequence[Request]) -> tuple[CropBox, ...]:
     """Return the size of each clip's file and the place of its crop."""
     r = data.rows
     sources = (Shape(int(r.num_frames[row]), int(r.height[row]), int(r.width[row])) for row in rows.tolist())
@@ -242,7 +242,7 @@ def dataset_of_row(data: Dataset, row: int) -> DatasetConfig:
     return data.dataset_by_name[data.rows.dataset_name(row)]
 
 
-def captions_of(data: Dataset, rows: NDArray[np.int64], words: U64, *, draws: bool = True) -> tuple[str, ...]:
+def captions_of(data: Dataset, rows: I64, words: U64, *, draws: bool = True) -> tuple[str, ...]:
     """Return the captions with which clips are shown, by index in `data.rows` and their `clip_hash`.
 
     Without `draws`, as for validation, each clip has its first caption with the tags as they are.

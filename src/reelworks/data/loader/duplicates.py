@@ -18,18 +18,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reelworks.core import blocks
+from reelworks.core.arrays import I64, U64, Mask
 from reelworks.core.hash_rng import Purpose, hash64, text_words
 from reelworks.data.buckets.assign import Assignment, Clips, Reason
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.store import Catalog
-
-I64 = NDArray[np.int64]
-U64 = NDArray[np.uint64]
-Mask = NDArray[np.bool_]
 
 GROUP, RANK = "duplicate_group", "duplicate_rank"
 _FITTING = np.isin(np.arange(1 << 7), (Reason.NONE, Reason.NOT_DRAWN, Reason.HELD_OUT))  # by reason

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.core import digests, user_files
+from reelworks.core.arrays import Mask
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.catalog.config import DatasetConfig
@@ -23,8 +24,6 @@ from reelworks.data.catalog.store.schema import as_numpy
 from reelworks.data.media import decode
 from reelworks.data.media.config import DataConfig
 from reelworks.data.media.sound import SoundSpec
-
-Mask = NDArray[np.bool_]
 
 
 def exclusion_reasons(

@@ -16,17 +16,14 @@ from collections.abc import Collection, Iterator
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reelworks.core import blocks, digests
-from reelworks.core.hash_rng import U64
+from reelworks.core.arrays import I64, U64, Mask
 from reelworks.data.buckets import assign
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.loader import duplicates
 from reelworks.data.loader.data_spec import DataSpec
 
-I64 = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 _NEAR_DUPLICATES, _CONTENT, _NAME = range(3)  # the first that a set has gives its key
 
 

@@ -19,14 +19,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.core import blocks, hash_rng
+from reelworks.core.arrays import I64, U64, Mask
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.media.config import RenamedClips
 from reelworks.data.schedule.cursor import Aliases, Excluded
 
-I64 = NDArray[np.int64]
-U64 = NDArray[np.uint64]
-Mask = NDArray[np.bool_]
 Once = Callable[[Callable[[], Any]], Any]
 _TEXTS = ("fingerprint", "root", "path", "dataset", "caption")
 _RANGE = ("cut", "first_frame", "num_frames")
@@ -152,7 +150,7 @@ def carry_over(identity: Identity, former: Segment, ordinal: I64, copy: I64, exc
     `excluded`, its excluded clips, only those without a row in that catalog are read.
     """
     stays = _among(ordinal, identity.ordinal[identity.kept])
-    consumed = Excluded.none().with_places(ordinal[stays], copy[stays])
+    consumed = Excluded().with_places(ordinal[stays], copy[stays])
     key = np.concatenate([former.keys(ordinal[~stays]), excluded.gone_key])
     copy = np.concatenate([copy[~stays], excluded.gone_copy])
     new = np.flatnonzero(~identity.kept)

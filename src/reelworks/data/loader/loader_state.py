@@ -6,7 +6,7 @@ import base64
 import binascii
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar, get_type_hints
 
 from reelworks.core.errors import UserError, first_few
@@ -40,7 +40,7 @@ class LoaderState:
         """Return texts and numbers in nested dicts, which any serializer keeps."""
         return {
             "format": FORMAT,
-            "cursor": self.cursor.to_json(),
+            "cursor": asdict(self.cursor),
             "micro_batches_per_step": self.micro_batches_per_step,
             "same_bucket_run": self.same_bucket_run,
             "excluded": base64.b64encode(self.excluded.to_bytes()).decode(),

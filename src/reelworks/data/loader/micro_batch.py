@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from reelworks.core.arrays import I32, I64, U64, Mask
 from reelworks.core.shape import Shape
 from reelworks.data.loader.part_masks import PartMask
 from reelworks.data.media.decode import Request
@@ -36,9 +36,9 @@ class DrawnClips:
         crops: Size of each clip's file and place of its crop; empty if they are not known.
     """
 
-    uids: NDArray[np.uint64]
-    copies: NDArray[np.int64]
-    repeat_index: NDArray[np.int32]
+    uids: U64
+    copies: I64
+    repeat_index: I32
     requests: tuple[Request, ...]
     captions: tuple[str, ...]
     fps: tuple[float, ...]
@@ -49,17 +49,17 @@ class DrawnClips:
     crops: tuple[CropBox, ...] = ()
 
     @property
-    def real(self) -> NDArray[np.bool_]:
+    def real(self) -> Mask:
         """False where a clip only pads the micro-batch."""
         return np.asarray(self.repeat_index >= 0)
 
     @property
-    def is_first_use(self) -> NDArray[np.bool_]:
+    def is_first_use(self) -> Mask:
         """True for the first use of a clip, False for repeats and padding."""
         return np.asarray(self.repeat_index == 0)
 
     @property
-    def draw_copies(self) -> NDArray[np.int64]:
+    def draw_copies(self) -> I64:
         """Numbers that make the random draws of a clip's copies and repeats differ."""
         return planning.draw_copies(self.copies, self.repeat_index)
 
@@ -160,7 +160,7 @@ class MicroBatch:
     companions: Mapping[str, Tensor] = field(default_factory=dict)
     sound: Tensor | None = None
     stream: StreamState = field(default=StreamState(), compare=False)
-    _rows: Callable[[NDArray[np.uint64]], list[dict[str, Any]]] | None = field(default=None, compare=False)
+    _rows: Callable[[U64], list[dict[str, Any]]] | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         shape, idle = "×".join(map(str, self.frames.shape)), ", idle" if self.is_idle else ""
@@ -173,7 +173,7 @@ class MicroBatch:
         return tuple(str(request.path) for request in self.request.requests)
 
     @property
-    def uids(self) -> NDArray[np.uint64]:
+    def uids(self) -> U64:
         """`[B]` identity of each clip, from its dataset and path; the same in every epoch and process."""
         return self.request.uids
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.core import hash_rng
+from reelworks.core.arrays import U64
 from reelworks.core.shape import Shape
 from reelworks.data.loader import frame_masks
 
@@ -48,7 +49,7 @@ class PartMask:
         return mask
 
 
-def draw(ratios: Mapping[str, float], shape: Shape, word_B: hash_rng.U64) -> tuple[PartMask | None, ...]:
+def draw(ratios: Mapping[str, float], shape: Shape, word_B: U64) -> tuple[PartMask | None, ...]:
     """Draw the mask of each clip by the shares of strategies; None if all of the clip is made anew.
 
     The ratios are those of `ObjectiveConfig.mask_ratios`. Frames of a picture cannot be given, but areas can.
@@ -65,7 +66,7 @@ def draw(ratios: Mapping[str, float], shape: Shape, word_B: hash_rng.U64) -> tup
     return tuple(masks)
 
 
-def _area(name: str, shape: Shape, word: hash_rng.U64) -> PartMask:
+def _area(name: str, shape: Shape, word: U64) -> PartMask:
     if name == "inpaint":
         (top, bottom), (left, right) = (_stretch(shape, axis, word) for axis in ("height", "width"))
         return PartMask(box=(top, bottom, left, right))
@@ -79,7 +80,7 @@ def _area(name: str, shape: Shape, word: hash_rng.U64) -> PartMask:
     return PartMask(box=(top, shape.height - bottom, left, shape.width - right), keeps_box=True)
 
 
-def _stretch(shape: Shape, axis: str, word: hash_rng.U64) -> tuple[int, int]:
+def _stretch(shape: Shape, axis: str, word: U64) -> tuple[int, int]:
     """Draw the ends of an area along the height or the width."""
     size: int = getattr(shape, axis)
     length, place = (float(hash_rng.uniform(hash_rng.hash64(word, axis, what))) for what in ("length", "place"))

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.core import files, storage, system
+from reelworks.core.arrays import I32, I64
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule.plan import EpochPlan
 
@@ -119,9 +120,9 @@ class Unplanned:
     ordinal: NDArray[Any]
     copy: NDArray[Any]
     reason: NDArray[np.int8]
-    nearest: NDArray[np.int32]
+    nearest: I32
 
-    def take(self, where: NDArray[np.int64]) -> Unplanned:
+    def take(self, where: I64) -> Unplanned:
         """Return the clips at some indices."""
         return Unplanned(self.ordinal[where], self.copy[where], self.reason[where], self.nearest[where])
 

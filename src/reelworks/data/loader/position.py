@@ -91,15 +91,18 @@ class DataPosition:
         )
 
 
-def begin_epoch(
-    data: Dataset, spec: PlanSpec, *, epoch: int, global_step: int = 0, data_restarts: int = 0
-) -> DataPosition:
-    """Return the position at the first step of an epoch, which must have one."""
+def start_of(data: Dataset, spec: PlanSpec, *, epoch: int, data_restarts: int = 0) -> DataPosition:
+    """Return the position at the start of an epoch, which may have no step, of a run that trained nothing before."""
     plan = data.plan(spec, epoch, data_restarts=data_restarts)
-    if plan.num_steps == 0:
+    return DataPosition(spec, plan, Excluded(), Counts(planned=plan.planned), data_restarts, epoch)
+
+
+def begin_epoch(data: Dataset, spec: PlanSpec, *, epoch: int, data_restarts: int = 0) -> DataPosition:
+    """Return the position at the first step of an epoch, which must have one."""
+    begun = start_of(data, spec, epoch=epoch, data_restarts=data_restarts)
+    if begun.at_end:
         raise no_steps(data, epoch)
-    counts = Counts(planned=plan.planned)
-    return DataPosition(spec, plan, Excluded.none(), counts, data_restarts, epoch, global_step=global_step)
+    return begun
 
 
 def next_epoch(

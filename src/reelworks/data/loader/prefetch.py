@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -43,20 +43,12 @@ class _Pending:
 
     def __init__(self, work: MicroBatchRequest, pool: DecodePool) -> None:
         self.request = work
-        sizes = {_CLIPS: _frames_size(work), **_companion_sizes(work)}
-        self._frames = {kind: pool.array(size) for kind, size in sizes.items()}
-        if work.sounds:
-            self._frames[_SOUND] = pool.array(_sound_size(work))
+        self._frames = {kind: pool.array(size) for kind, size in _sizes(work).items()}
         self._jobs: _Jobs = {kind: [] for kind in self._frames}
-        for index, request in enumerate(work.requests):
-            self._jobs[_CLIPS].append(pool.submit(request, self._frames[_CLIPS].slot(index)))
-        for kind, companions in work.companions.items():
-            for index, companion in enumerate(companions):
+        for kind, requests in _by_kind(work).items():
+            for index, request in enumerate(requests):
                 slot = self._frames[kind].slot(index)
-                self._jobs[kind].append(None if companion is None else pool.submit(companion, slot))
-        for index, sound in enumerate(work.sounds):
-            slot = self._frames[_SOUND].slot(index)
-            self._jobs[_SOUND].append(None if sound is None else pool.submit(sound, slot))
+                self._jobs[kind].append(None if request is None else pool.submit(request, slot))
         self._undone = [job for job in itertools.chain(*self._jobs.values()) if job is not None]
         self._done_bytes = 0
 
@@ -112,28 +104,23 @@ class _Pending:
         return f"{kind} {self._request(kind, index).path}: {result.reason}"
 
     def _request(self, kind: str, index: int) -> Request | SoundRequest:
-        own = {_CLIPS: self.request.requests, _SOUND: self.request.sounds}
-        request = (own[kind] if kind in own else self.request.companions[kind])[index]
+        request = _by_kind(self.request)[kind][index]
         assert request is not None  # it was submitted
         return request
 
 
-def _frames_size(work: MicroBatchRequest) -> tuple[int, ...]:
-    return len(work.requests), *_size(work)
+def _by_kind(work: MicroBatchRequest) -> dict[str, Sequence[Request | SoundRequest | None]]:
+    """Return the requests of clips, of each kind of companion, and of sound if any is read."""
+    return {_CLIPS: work.requests, **work.companions, **({_SOUND: work.sounds} if work.sounds else {})}
 
 
-def _sound_size(work: MicroBatchRequest) -> tuple[int, ...]:
-    """Return clips, samples and bytes of a sample of all channels; of none if no sound is left to be read."""
-    sound = next((each for each in work.sounds if each is not None), None)
-    return len(work.sounds), *((0, 0) if sound is None else _size(sound))
-
-
-def _companion_sizes(work: MicroBatchRequest) -> dict[str, tuple[int, ...]]:
-    """Return the sizes of the frames of companions, of which sources may have sizes of their own, and of sounds."""
+def _sizes(work: MicroBatchRequest) -> dict[str, tuple[int, ...]]:
+    """Return the sizes of what is read by kind: sources may have sizes of their own, and no sound may be left to be read."""
     sizes = dict[str, tuple[int, ...]]()
-    for kind, requests in work.companions.items():
-        first = next((request for request in requests if request is not None), work)
-        sizes[kind] = (len(requests), *_size(first))
+    for kind, requests in _by_kind(work).items():
+        first = None if kind == _CLIPS else next((request for request in requests if request is not None), None)
+        of_one = (0, 0) if first is None and kind == _SOUND else _size(first or work)
+        sizes[kind] = (len(requests), *of_one)
     return sizes
 
 
@@ -144,8 +131,7 @@ def _size(request: Request | SoundRequest | MicroBatchRequest) -> tuple[int, ...
 
 
 def _bytes(work: MicroBatchRequest) -> int:
-    frames = sum(map(math.prod, (_frames_size(work), *_companion_sizes(work).values(), _sound_size(work))))
-    return work.held_bytes + frames
+    return work.held_bytes + sum(map(math.prod, _sizes(work).values()))
 
 
 def _result(job: Future[Decoded], path: MediaPath) -> Decoded:

@@ -12,9 +12,9 @@ from collections.abc import Set as AbstractSet
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reelworks.core import system
+from reelworks.core.arrays import Mask
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data.catalog import filter_expression
@@ -26,8 +26,6 @@ from reelworks.data.catalog.store.kept_measures import KeptMeasures, WrittenColu
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.loader.duplicates import GROUP, RANK
-
-Mask = NDArray[np.bool_]
 
 
 def _in_filter(dataset: DatasetConfig) -> set[str]:

@@ -137,18 +137,8 @@ def _is_unbegun(cursor: Cursor) -> bool:
 
 
 def _begun(data: Dataset, spec: PlanSpec, cursor: Cursor, epoch: int) -> Resumed:
-    plan = data.plan(spec, epoch, data_restarts=cursor.data_restarts)
-    begun = DataPosition(
-        spec,
-        plan,
-        Excluded.none(),
-        Counts(planned=plan.planned),
-        cursor.data_restarts,
-        epoch,
-        global_step=cursor.global_step,
-        stage=cursor.stage,
-        clips_before=cursor.clips,
-    )
+    start = position.start_of(data, spec, epoch=epoch, data_restarts=cursor.data_restarts)
+    begun = replace(start, global_step=cursor.global_step, stage=cursor.stage, clips_before=cursor.clips)
     return Resumed(begun, [f"the data or the settings changed before the first step of epoch {epoch}, which has them"])
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from reelworks.core import digests, files
+from reelworks.core.arrays import I64
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.catalog.store import copies
@@ -26,7 +26,6 @@ from reelworks.data.run.folder import RunFolder
 from reelworks.data.run.records import About, BucketShape, Record, RecordError
 from reelworks.data.schedule.plan import EpochPlan
 
-I64 = NDArray[np.int64]
 LABELS = [*(reason.label for reason in Reason), records.CONSUMED]
 _CONSUMED = len(LABELS) - 1
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from reelworks.core.arrays import I32
 from reelworks.data.buckets.table import BucketTable
 from reelworks.data.loader import decode_requests
 from reelworks.data.loader.dataset import Dataset
@@ -93,7 +93,7 @@ class StepSource:
         *,
         epoch: int,
         is_idle: bool = False,
-        repeat_index: NDArray[np.int32] | None = None,
+        repeat_index: I32 | None = None,
         augments: bool = True,
     ) -> MicroBatchRequest:
         """Return the request of one micro-batch, whose clips have one bucket, as if it were a step.

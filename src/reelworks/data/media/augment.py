@@ -6,12 +6,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
+from reelworks.core.arrays import F32, Frames
 from reelworks.core.shape import Shape
 
-Frames = NDArray[np.uint8]
 _GREY = 127.5  # the grey that contrast leaves unchanged
 _LUMA = np.array([0.299, 0.587, 0.114])  # weights of red, green and blue in a grey of equal lightness (BT.601)
 _ROUNDING = 1e-6
@@ -84,9 +83,7 @@ def _rotated(frame: Frames, shape: Shape, degrees: float, nearest: bool) -> Fram
     return np.asarray(image)
 
 
-def _color_matrix(
-    brightness: float, contrast: float, saturation: float, hue: float
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _color_matrix(brightness: float, contrast: float, saturation: float, hue: float) -> tuple[F32, F32]:
     """Return the matrix and offset that change RGB values: hue first, then saturation, brightness and contrast.
 
     They do not depend on the pixels, so that all frames, and a frame and its crop, change alike.
@@ -101,6 +98,6 @@ def _color_matrix(
     return matrix.astype(np.float32), np.full(3, (1 - contrast) * _GREY, dtype=np.float32)
 
 
-def _recolored(frame: Frames, matrix: NDArray[np.float32], offset: NDArray[np.float32]) -> Frames:
-    changed: NDArray[np.float32] = frame.reshape(-1, 3).astype(np.float32) @ matrix.T + offset
+def _recolored(frame: Frames, matrix: F32, offset: F32) -> Frames:
+    changed: F32 = frame.reshape(-1, 3).astype(np.float32) @ matrix.T + offset
     return np.clip(np.rint(changed), 0, 255).reshape(frame.shape).astype(np.uint8)

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from reelworks.core import files
+from reelworks.core.arrays import I64
 from reelworks.data.media.frame_times import FrameTimes
 
 FROM_SECONDS = 60.0  # shorter videos are read in some milliseconds
@@ -47,11 +47,11 @@ def pack(times: FrameTimes) -> PackedTimes | None:
     return PackedTimes(_pack(times.sought_at), _pack(times.keys), times.tick_seconds) if times.sought else None
 
 
-def _pack(numbers: NDArray[np.int64]) -> bytes:
+def _pack(numbers: I64) -> bytes:
     return zlib.compress(np.diff(numbers, prepend=0).astype("<i8").tobytes())
 
 
-def _unpack(data: bytes) -> NDArray[np.int64]:
+def _unpack(data: bytes) -> I64:
     return np.cumsum(np.frombuffer(zlib.decompress(data), dtype="<i8"), dtype=np.int64)
 
 

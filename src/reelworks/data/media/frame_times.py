@@ -18,6 +18,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
+from reelworks.core.arrays import F64, I64, Mask
 from reelworks.data.media import video
 from reelworks.data.media.formats import ProbeError
 from reelworks.data.media.location import MediaPath
@@ -33,15 +34,13 @@ _STREAMS = {"mpegts", "mpeg"}  # formats of streams that may be put behind each 
 _FLAGGED_JUMP_SECONDS, _JUMP_SECONDS = 1.0, 10.0
 
 Ticks = NDArray[np.int64]
-Mask = NDArray[np.bool_]
-Seconds = NDArray[np.float64]
 
 
 class FrameTimes(NamedTuple):
     """Times of the frames of a video in order, in ticks since the stream's zero."""
 
     ticks: Ticks  # ascending; numbers from 0 if the container has no usable times
-    keys: NDArray[np.int64]  # indices of the frames that a decoder can begin with, ascending
+    keys: I64  # indices of the frames that a decoder can begin with, ascending
     tick_seconds: float
     declared_fps: Fraction | None
     timed: bool  # whether `ticks` are times
@@ -59,10 +58,9 @@ class FrameTimes(NamedTuple):
         return self.ticks if self.labels is None else self.labels
 
     @property
-    def seconds(self) -> NDArray[np.float64]:
+    def seconds(self) -> F64:
         """Seconds from the first frame to each frame."""
-        seconds: NDArray[np.float64] = (self.ticks - self.ticks[0]) * self.tick_seconds
-        return seconds
+        return np.asarray((self.ticks - self.ticks[0]) * self.tick_seconds)
 
     def end_seconds(self) -> float:
         """Return the end of the last frame, which lasts as long as the one before."""
@@ -223,7 +221,7 @@ def _jumps(opened: OpenVideo, packets: Packets) -> bool:
     return opened.container.format.name in _STREAMS and bool((_steps(opened, packets) > most).any())
 
 
-def _steps(opened: OpenVideo, packets: Packets) -> Seconds:
+def _steps(opened: OpenVideo, packets: Packets) -> F64:
     """Return the seconds from each packet to the next one, in the order of decoding."""
     times = [dts for dts in packets.dts if dts is not None]
     return np.asarray(np.diff(times) * _tick_seconds(opened), dtype=np.float64)

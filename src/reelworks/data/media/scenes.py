@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reelworks.core.arrays import F32, Mask
 from reelworks.core.errors import UserError
 from reelworks.data.media import video
 from reelworks.data.media.location import MediaPath
@@ -46,7 +47,7 @@ def find(path: MediaPath, num_frames: int) -> list[tuple[int, int]]:
     return between(is_transition)
 
 
-def between(is_transition: NDArray[np.bool_]) -> list[tuple[int, int]]:
+def between(is_transition: Mask) -> list[tuple[int, int]]:
     """Return the scenes between transitions; the first frame of a transition is the last one of a scene.
 
     At a hard cut only the last frame of a scene is a transition.
@@ -57,7 +58,7 @@ def between(is_transition: NDArray[np.bool_]) -> list[tuple[int, int]]:
     return list(zip(begins, ends, strict=False)) or [(0, len(is_transition))]
 
 
-def _judged(path: MediaPath) -> Iterator[tuple[int, NDArray[np.float32]]]:
+def _judged(path: MediaPath) -> Iterator[tuple[int, F32]]:
     """Yield the probability of a transition after each frame, for windows of frames with the number of the first."""
     known = np.zeros((0, *_SIZE, 3), dtype=np.uint8)
     start = 0
@@ -88,13 +89,12 @@ def _batches(path: MediaPath) -> Iterator[NDArray[np.uint8]]:
         yield np.stack(batch)
 
 
-def _judge(window: NDArray[np.uint8]) -> NDArray[np.float32]:
+def _judge(window: NDArray[np.uint8]) -> F32:
     import torch
 
     with torch.inference_mode():
         logits, _ = _network()(torch.from_numpy(np.ascontiguousarray(window))[None])
-        judged: NDArray[np.float32] = torch.sigmoid(logits)[0, _AROUND : _AROUND + _JUDGED, 0].numpy()
-    return judged
+        return np.asarray(torch.sigmoid(logits)[0, _AROUND : _AROUND + _JUDGED, 0].numpy())
 
 
 @cache

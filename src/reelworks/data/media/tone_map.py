@@ -54,8 +54,7 @@ def to_sdr(codes_HWC: NDArray[np.uint16], transfer: str, primaries: str) -> NDAr
         light = light @ _TO_709[primaries].T
     light = np.clip(light, 0, 1)
     sdr = light_to_srgb(light) if transfer == "srgb" else light ** (1 / _GAMMA)
-    codes: NDArray[np.uint8] = np.round(sdr * 255).astype(np.uint8)
-    return codes
+    return np.asarray(np.round(sdr * 255).astype(np.uint8))
 
 
 def srgb_to_light(codes: Light) -> Light:
@@ -71,8 +70,7 @@ def light_to_srgb(light: Light) -> Light:
 def tone_map(nits_HWC: Light) -> Light:
     """Compress light so that its largest channel stays below the white of SDR; the hue is kept."""
     peak = np.maximum(nits_HWC.max(axis=-1, keepdims=True), 1e-6)
-    mapped: Light = nits_HWC * (eetf(peak) / peak)
-    return mapped
+    return np.asarray(nits_HWC * (eetf(peak) / peak))
 
 
 def eetf(nits: Light) -> Light:

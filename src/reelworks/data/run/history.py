@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from reelworks.data.run import events, records
+from reelworks.data.run.events import Event
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.run.records import Outcome, RecordedFailure, RecordError
-
-Event = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,13 +28,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from reelworks.core import digests, files, storage, user_files
+from reelworks.core.arrays import I32, I64, U64, Mask
 from reelworks.core.config import Config
 from reelworks.data.run.folder import RunFolder
 
 FORMAT_VERSION = 1
 ALIASES = "aliases.parquet"
 CONSUMED = "consumed"  # reason of a clip that an earlier segment of the epoch consumed
-I64 = NDArray[np.int64]
 Key = tuple[int, int, int]
 _Values = TypeVar("_Values", bound=Config)
 
@@ -153,27 +153,27 @@ class Record:
     about: About
     ordinal: I64
     copy: I64
-    repeat_index: NDArray[np.int32]
+    repeat_index: I32
     plan_step: I64
     column: I64
     bucket: I64
     size: I64
     other_ordinal: I64
     other_copy: I64
-    other_reason: NDArray[np.int32]
-    other_nearest: NDArray[np.int32]
+    other_reason: I32
+    other_nearest: I32
     other_note: Any
     labels: list[str]
     alias_ordinal: I64
-    alias_key: NDArray[np.uint64]
+    alias_key: U64
 
     @property
-    def is_first_use(self) -> NDArray[np.bool_]:
+    def is_first_use(self) -> Mask:
         """True for the first use of a clip, which consumes it; False for repeats and padding."""
         return np.asarray(self.repeat_index == 0)
 
     @property
-    def consumed(self) -> NDArray[np.bool_]:
+    def consumed(self) -> Mask:
         """True for the clips that are not planned because an earlier segment of the epoch consumed them."""
         return np.isin(self.other_reason, [i for i, label in enumerate(self.labels) if label == CONSUMED])
 

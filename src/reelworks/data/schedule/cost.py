@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from reelworks.core import user_files
+from reelworks.core.arrays import F64, I64
 from reelworks.core.config import Private, PublicConfig
 from reelworks.core.errors import UserError
 from reelworks.data.schedule.cost_fit import BatchTime
 from reelworks.data.schedule.plan import PlanSpec
 
 LossReduction = Literal["token", "sample", "micro_batch"]
-I64 = NDArray[np.int64]
 
 _MAX_US = 86_400_000_000  # a day; the sum of ten million of these still fits 64 bits
 _FINER = 1000
@@ -58,7 +57,7 @@ class CostConfig(PublicConfig):
 
 def costs_us(
     names: Sequence[str],
-    tokens: NDArray[np.int64],
+    tokens: I64,
     config: CostConfig,
     measured_ms: Mapping[str, BatchTime],
     recomputed: Sequence[float] | None = None,
@@ -103,7 +102,7 @@ def unit_seconds(names: Sequence[str], measured_ms: Mapping[str, BatchTime], spe
     return None if largest is None else measured_ms[largest].milliseconds(1) / 1000 / costs[largest]
 
 
-def loss_weight(loss_reduction: LossReduction, tokens: I64 | int, clips: I64 | int) -> NDArray[np.float64]:
+def loss_weight(loss_reduction: LossReduction, tokens: I64 | int, clips: I64 | int) -> F64:
     """Return the loss weight of a clip in a micro-batch of `clips` clips of `tokens` latent tokens each.
 
     Both may be arrays over micro-batches. Only ratios of weights matter; each `loss_reduction` has equal weight.

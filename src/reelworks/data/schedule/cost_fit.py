@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-F64 = NDArray[np.float64]
+from reelworks.core.arrays import F64
 
 
 class Timing(NamedTuple):

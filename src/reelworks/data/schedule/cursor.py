@@ -7,13 +7,12 @@ the steps before it and those that `excluded` lists from earlier segments of the
 from __future__ import annotations
 
 import io
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reelworks.core import blocks, digests
+from reelworks.core.arrays import I64, U64, Mask
 from reelworks.core.errors import UserError
 from reelworks.data.schedule.plan import EpochPlan, Samples
 
@@ -95,29 +94,21 @@ class Cursor:
         """Whether all clips of the epoch's plans are consumed."""
         return self.trained + self.failed + self.skipped == self.planned
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Excluded:
     """Clips consumed in earlier segments of the epoch."""
 
-    bits: NDArray[np.bool_]  # bitmap over (ordinal, copy) of the catalog that the current segment is planned on
+    # bits: bitmap over (ordinal, copy) of the catalog that the current segment is planned on
+    bits: Mask = field(default_factory=lambda: np.zeros((0, 1), dtype=np.bool_))
     # gone_key, gone_copy: consumed clips without a live row in this catalog; they may reappear later
-    gone_key: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
-    gone_copy: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-
-    @classmethod
-    def none(cls) -> Excluded:
-        """Return the exclusions of a first segment: none."""
-        return cls(np.zeros((0, 1), dtype=np.bool_))
+    gone_key: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
+    gone_copy: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __bool__(self) -> bool:
         return bool(self.bits.any()) or bool(len(self.gone_key))
 
-    def with_places(self, ordinal: NDArray[np.int64], copy: NDArray[np.int64]) -> Excluded:
+    def with_places(self, ordinal: I64, copy: I64) -> Excluded:
         """Return these exclusions plus the given (ordinal, copy) pairs."""
         rows, copies = self.bits.shape
         more_rows = max(int(ordinal.max(initial=-1)) + 1 - rows, 0)
@@ -126,12 +117,12 @@ class Excluded:
         bits[ordinal, copy] = True
         return replace(self, bits=bits)
 
-    def places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def places(self) -> tuple[I64, I64]:
         """Return the ordinals and copies of the consumed clips."""
         ordinal, copy = np.nonzero(self.bits)
         return ordinal.astype(np.int64), copy.astype(np.int64)
 
-    def holds(self, ordinal: NDArray[np.int64], copy: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def holds(self, ordinal: I64, copy: I64) -> Mask:
         """Return True for each (ordinal, copy) that is consumed."""
         rows, copies = self.bits.shape
         held = np.zeros(len(ordinal), dtype=np.bool_)
@@ -167,20 +158,20 @@ class Aliases:
     a file under a new name remains the same clip.
     """
 
-    ordinal: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # ordinals of the rows, ascending
-    key: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))  # key of each row
+    ordinal: I64 = field(default_factory=lambda: np.zeros(0, np.int64))  # ordinals of the rows, ascending
+    key: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))  # key of each row
 
     def __bool__(self) -> bool:
         return bool(len(self.ordinal))
 
-    def keys(self, ordinal: NDArray[np.int64], uid: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def keys(self, ordinal: I64, uid: U64) -> U64:
         """Return the keys of the rows with these ordinals and uids."""
         if not len(self.ordinal):
             return uid
         place = np.minimum(np.searchsorted(self.ordinal, ordinal), len(self.ordinal) - 1)
         return np.where(self.ordinal[place] == ordinal, self.key[place], uid)
 
-    def with_more(self, ordinal: NDArray[np.int64], key: NDArray[np.uint64]) -> Aliases:
+    def with_more(self, ordinal: I64, key: U64) -> Aliases:
         """Return these aliases and further ones, which take precedence."""
         ordinals, last = np.unique(np.concatenate([ordinal, self.ordinal]), return_index=True)
         return Aliases(ordinals, np.concatenate([key, self.key])[last])
@@ -198,7 +189,7 @@ class Aliases:
             return cls(arrays["ordinal"], arrays["key"])
 
 
-def remaining(entries: Samples, consumed_uid: NDArray[np.uint64], consumed_copy: NDArray[np.int64]) -> Samples:
+def remaining(entries: Samples, consumed_uid: U64, consumed_copy: I64) -> Samples:
     """Return the entries whose (uid, copy) is not consumed; an edited clip keeps its uid and remains consumed."""
     keep = np.ones(len(entries), dtype=np.bool_)
     for copy in np.flatnonzero(np.bincount(consumed_copy)):
@@ -211,7 +202,7 @@ def remaining(entries: Samples, consumed_uid: NDArray[np.uint64], consumed_copy:
     return entries.take(keep)
 
 
-def remaining_after(entries: Samples, excluded: Excluded, uid: NDArray[np.uint64]) -> Samples:
+def remaining_after(entries: Samples, excluded: Excluded, uid: U64) -> Samples:
     """Return the entries that are not excluded: a faster `remaining` for unchanged ordinals.
 
     `uid` has the uid of every row that the catalog ever had, by ordinal.
@@ -230,7 +221,7 @@ def remaining_after(entries: Samples, excluded: Excluded, uid: NDArray[np.uint64
     return remaining(rest, uid[elsewhere // copies], elsewhere % copies) if len(elsewhere) else rest
 
 
-def _among(uid: NDArray[np.uint64], done: NDArray[np.uint64]) -> NDArray[np.bool_]:
+def _among(uid: U64, done: U64) -> Mask:
     """Return which uids are in the sorted array; looked up in sorted order, so that the search moves forward."""
     order = np.argsort(uid)
     place = np.minimum(np.searchsorted(done, uid[order]), len(done) - 1)

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reelworks.core import blocks, hash_rng
+from reelworks.core.arrays import I32, I64, Integers, Mask
 from reelworks.core.hash_rng import Purpose
-
-I64 = NDArray[np.int64]
-Mask = NDArray[np.bool_]
-Integers = NDArray[Any]  # of any width
 
 
 @dataclass(frozen=True)
@@ -31,7 +26,7 @@ class Cut:
         np.cumsum(self.length, out=offsets[1:])
         return offsets
 
-    def fill(self, *, repeat: bool) -> tuple[I64 | None, NDArray[np.int32]]:
+    def fill(self, *, repeat: bool) -> tuple[I64 | None, I32]:
         """Return the index of the clip in each place, None if it is the place's own, and `repeat_index` as in `EpochPlan`.
 
         Places beyond a micro-batch's own clips have weight-0 copies or, with `repeat`, repeats. Copies are

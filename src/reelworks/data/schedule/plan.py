@@ -21,14 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.core import blocks, digests, hash_rng
+from reelworks.core.arrays import I64, U64, Integers, Mask
 from reelworks.core.digests import ArrayParts
 from reelworks.core.hash_rng import Purpose
 from reelworks.data.schedule.micro_batches import cut_micro_batches, group_into_steps, merge_into_larger
 
 PLANNER_VERSION = 1
-I64 = NDArray[np.int64]
-U64 = NDArray[np.uint64]
-Integers = NDArray[Any]  # of any width
 
 # Number of clips hashed at a time; small enough that intermediate results stay in the processor's cache.
 _BLOCK = 1 << 15
@@ -46,9 +44,9 @@ class Samples:
     group: U64 | None = None
     # layout: a small number for the number and sizes of the clip's sources, which are the same in a micro-batch
     layout: I64 | None = None
-    may_merge: NDArray[np.bool_] | None = None  # whether "merge" may move the clip to another bucket; None for all
+    may_merge: Mask | None = None  # whether "merge" may move the clip to another bucket; None for all
 
-    def take(self, where: NDArray[np.bool_] | I64) -> Samples:
+    def take(self, where: Mask | I64) -> Samples:
         """Return the entries at these indices or under this mask."""
         columns: dict[str, Any] = {n: None if column is None else column[where] for n, column in vars(self).items()}
         return Samples(**columns)
@@ -117,15 +115,14 @@ class EpochPlan:
         return len(self.steps)
 
     @property
-    def real(self) -> NDArray[np.bool_]:
+    def real(self) -> Mask:
         """Mask of the places that count in the loss."""
         return self.repeat_index >= 0
 
     @property
-    def is_first_use(self) -> NDArray[np.bool_]:
+    def is_first_use(self) -> Mask:
         """Mask of the places that consume their clip, which is its first use."""
-        first: NDArray[np.bool_] = self.repeat_index == 0
-        return first
+        return np.asarray(self.repeat_index == 0)
 
     @property
     def planned(self) -> int:
@@ -156,7 +153,7 @@ class EpochPlan:
         """Number of clips of each micro-batch, without copies and repeats that fill it."""
         return self._counted(self.is_first_use)
 
-    def _counted(self, places: NDArray[np.bool_]) -> Integers:
+    def _counted(self, places: Mask) -> Integers:
         # No micro-batch is empty, so each has a sum of its own.
         return np.add.reduceat(places, self.offsets[:-1], dtype=np.int32)
 
@@ -213,13 +210,6 @@ class EpochPlan:
         copy = self.copy[places].astype(np.int64)
         showing = self.repeat_index[places].astype(np.int32)
         return digests.digest_arrays(uid=self.uid[places], copy=copy, showing=showing)
-
-    def places_before(self, plan_step: int) -> NDArray[np.bool_]:
-        """Return the mask of the places in the steps before `plan_step` that consume their clip."""
-        done = np.zeros(len(self.offsets) - 1, dtype=np.bool_)
-        before = self.steps[:plan_step].ravel()
-        done[before[before >= 0]] = True
-        return np.repeat(done, np.diff(self.offsets)) & self.is_first_use
 
     def costs_us(self, spec: PlanSpec) -> I64:
         """Return the cost of every micro-batch, in which copies and repeats count like clips."""
@@ -414,5 +404,4 @@ def draw_copies(copy: Integers, repeat_index: Integers) -> I64:
 
     A padding copy has the number of the clip that it copies.
     """
-    copies: I64 = copy | (np.maximum(repeat_index, 0).astype(np.int64) << 32)
-    return copies
+    return np.asarray(copy | (np.maximum(repeat_index, 0).astype(np.int64) << 32))

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from reelworks.core import files, launcher, log, storage, units
@@ -67,7 +68,7 @@ def restore(
     state.load_files(files)
     return (
         Cursor(**json.loads(load.read_extra(checkpoint, names.CURSOR))),
-        Excluded.none() if excluded is None else Excluded.from_bytes(excluded),
+        Excluded() if excluded is None else Excluded.from_bytes(excluded),
         Aliases() if aliases is None else Aliases.from_bytes(aliases),
     )
 
@@ -280,7 +281,7 @@ class CheckpointManager:
 
     def _details(self, position: DataPosition, metrics: dict[str, float]) -> SaveDetails:
         # Files other than tensors: the position in the data, recent losses, the LoRA's base.
-        extra = {names.CURSOR: files.to_json(position.to_cursor(self._data).to_json(), indent=2).encode()}
+        extra = {names.CURSOR: files.to_json(asdict(position.to_cursor(self._data)), indent=2).encode()}
         if position.excluded:
             extra[_EXCLUDED] = position.excluded.to_bytes()
         if position.aliases:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reelworks.core.arrays import I64
 from reelworks.core.errors import UserError, nearest
 
 # width:height, as release 2.0 lists them; their inverses are used too.
@@ -29,7 +30,7 @@ class Resolution:
     ratios: tuple[float, ...]  # height / width of each key, to which a clip's is compared
     sizes: tuple[tuple[int, int], ...]  # (height, width) of each key
 
-    def nearest(self, height: NDArray[Any], width: NDArray[Any]) -> NDArray[np.int64]:
+    def nearest(self, height: NDArray[Any], width: NDArray[Any]) -> I64:
         """Return the index of the ratio nearest to height / width; of equally near ones, the first in the table.
 
         A table's ratios must differ by more than rounding errors, which could make three of them equally near.

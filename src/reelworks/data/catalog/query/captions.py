@@ -7,7 +7,8 @@ import re
 import numpy as np
 
 from reelworks.core import hash_rng
-from reelworks.core.hash_rng import U64, Purpose
+from reelworks.core.arrays import U64
+from reelworks.core.hash_rng import Purpose
 from reelworks.data.catalog.config import DatasetConfig
 
 # Thai, Lao, Tibetan, Burmese, Khmer, kana, Han and Hangul, in which words stand together, or have endings of their own.

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from reelworks.core.arrays import F64, Mask
 from reelworks.data.catalog import filter_expression
 from reelworks.data.catalog.filter_expression import (
     OPPOSITE,
@@ -29,9 +29,8 @@ from reelworks.data.catalog.filter_expression import (
 from reelworks.data.catalog.query import filters
 from reelworks.data.catalog.query.filters import Columns
 from reelworks.data.catalog.store.rows import CatalogRows
-from reelworks.data.catalog.store.schema import as_numpy
+from reelworks.data.catalog.store.schema import TEXT, as_numpy
 
-_TEXT = pa.large_string()
 _UP_TO_PARTS = 14  # parts of a filter that are told apart; all others count as one
 _DIGITS = 6
 _SHOWN_LETTERS = 60
@@ -68,8 +67,7 @@ def details(rows: CatalogRows, failed: str) -> list[str]:
     columns, parts = Columns(rows), _parts(failed)
     taking = _join(_limits(joined(parts), columns).text, "would take it")
     texts = [_detail(part, columns) for part in parts]
-    told: list[str] = _join_present(*texts, taking, by="; ").to_pylist()
-    return told
+    return list(_join_present(*texts, taking, by="; ").to_pylist())
 
 
 def details_by_part(rows: CatalogRows, failed: Any) -> list[str]:
@@ -95,10 +93,10 @@ def _values_of(limit: Limit, columns: Columns) -> Any:
     """
     values = as_numpy(filters.value(limit.measured, columns).cast(pa.float64())).astype(np.float64)
     short = rounded(values, np.ceil if limit.is_most else np.floor)
-    return pa.array(short, mask=~np.isfinite(values)).cast(_TEXT)
+    return pa.array(short, mask=~np.isfinite(values)).cast(TEXT)
 
 
-def rounded(values: NDArray[np.float64], towards: Callable[[Any], Any]) -> NDArray[np.float64]:
+def rounded(values: F64, towards: Callable[[Any], Any]) -> F64:
     """Round to six significant digits, up with `np.ceil` or down with `np.floor`, but keep what is short already."""
     with np.errstate(all="ignore"):
         scale = 10.0 ** (_DIGITS - 1 - np.floor(np.log10(np.abs(values))))
@@ -116,7 +114,7 @@ class _Taking(NamedTuple):
     """
 
     text: Any
-    can: NDArray[np.bool_]
+    can: Mask
 
 
 def _limits(condition: Condition, columns: Columns) -> _Taking:
@@ -133,7 +131,7 @@ def _limits(condition: Condition, columns: Columns) -> _Taking:
         return _Taking(pc.if_else(pa.array(possible & needed), text, None), possible)
     met = filters.holds(condition, columns)
     if (limit := Limit.of_part(condition)) is None:
-        return _Taking(pa.nulls(len(met), _TEXT), met)
+        return _Taking(pa.nulls(len(met), TEXT), met)
     text = _join(limit.measured.text, "<=" if limit.is_most else ">=", _values_of(limit, columns))
     text = pc.if_else(pa.array(met), None, text)
     return _Taking(text, met | as_numpy(text.is_valid()))
@@ -141,7 +139,7 @@ def _limits(condition: Condition, columns: Columns) -> _Taking:
 
 def _join(*parts: Any, by: str = " ") -> Any:
     """Join texts and arrays of texts for each row; null where one is missing."""
-    texts = [pa.scalar(part, _TEXT) if isinstance(part, str) else part.cast(_TEXT) for part in (*parts, by)]
+    texts = [pa.scalar(part, TEXT) if isinstance(part, str) else part.cast(TEXT) for part in (*parts, by)]
     return pc.binary_join_element_wise(*texts)
 
 
@@ -149,7 +147,7 @@ def _join_present(*parts: Any, by: str) -> Any:
     """Join the texts that a row has; "" where it has none."""
     # Without null_handling="skip", which loses rows that have none.
     present = [_join(by, part, by="") for part in parts]
-    texts = pc.binary_join_element_wise(*present, pa.scalar("", _TEXT), null_handling="replace", null_replacement="")
+    texts = pc.binary_join_element_wise(*present, pa.scalar("", TEXT), null_handling="replace", null_replacement="")
     return pc.utf8_slice_codeunits(texts, len(by))
 
 
@@ -160,7 +158,7 @@ def _in_brackets(text: Any) -> Any:
 def _detail(part: Condition, columns: Columns) -> Any:
     """Return for each row, for people, how it fails a condition."""
     has = [_shown(name, columns[name]) for name in names_in(part)]
-    nothing = pa.array(["no value that it asks for"] * len(columns.rows), type=_TEXT)
+    nothing = pa.array(["no value that it asks for"] * len(columns.rows), type=TEXT)
     all_values = _join(*has, by=", ") if has else nothing
     told = _join(f"{part.text}: the clip has", all_values)
     if (limit := Limit.of_part(part)) is None:
@@ -179,5 +177,5 @@ def _shown(name: str, column: Any) -> Any:
         dots = pc.if_else(pc.greater(pc.utf8_length(column), _SHOWN_LETTERS), "…", "")
         return _join(f"{name} '", pc.utf8_slice_codeunits(column, 0, _SHOWN_LETTERS), dots, "'", by="")
     short = rounded(as_numpy(column).astype(np.float64), np.floor)
-    numbers = pa.array(short, mask=as_numpy(column.is_null())).cast(_TEXT)
-    return pc.coalesce(_join(name, numbers), pa.scalar(f"no {name}", _TEXT))
+    numbers = pa.array(short, mask=as_numpy(column.is_null())).cast(TEXT)
+    return pc.coalesce(_join(name, numbers), pa.scalar(f"no {name}", TEXT))

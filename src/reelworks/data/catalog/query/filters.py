@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from reelworks.core.arrays import Mask
 from reelworks.data.catalog.filter_expression import (
     NUMBERS,
     TEXTS,
@@ -30,16 +30,15 @@ from reelworks.data.catalog.filter_expression import (
     parse,
 )
 from reelworks.data.catalog.store.rows import CatalogRows
-from reelworks.data.catalog.store.schema import as_numpy
+from reelworks.data.catalog.store.schema import TEXT, as_numpy
 
-_TEXT = pa.large_string()
 _NUMBER = pa.float64()
 _CALCULATED = {"+": pc.add, "-": pc.subtract, "*": pc.multiply, "/": pc.divide}
 _SIGN = {"<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal, "==": pc.equal, "!=": pc.not_equal}
 _SEARCHED = {"startswith": pc.starts_with, "contains": pc.match_substring}
 
 
-def keeps(rows: CatalogRows, text: str) -> NDArray[np.bool_]:
+def keeps(rows: CatalogRows, text: str) -> Mask:
     """Return a mask of the rows that a filter keeps; the measures of unreadable files count as 0.
 
     A name that is not a column counts as a score that all rows lack; `scores_named` lists such names.
@@ -62,7 +61,7 @@ class Columns(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         rows = self.rows
         if name in TEXTS:
-            column = getattr(rows, name).cast(_TEXT).fill_null("")
+            column = getattr(rows, name).cast(TEXT).fill_null("")
         elif name == "caption_length":
             column = pc.utf8_length(rows.caption.fill_null("")).cast(_NUMBER)
         elif name in NUMBERS:
@@ -104,13 +103,13 @@ def value(part: Condition | Value, columns: Columns) -> Any:
 
 def _is_among(operand: Any, values: tuple[float | str, ...]) -> Any:
     if isinstance(values[0], str):
-        return pc.is_in(operand, value_set=pa.array(values, type=_TEXT))
+        return pc.is_in(operand, value_set=pa.array(values, type=TEXT))
     # For numbers, is_in distinguishes -0.0 from 0.0 and returns false for null.
     inside = pc.is_in(pc.add(operand, 0.0), value_set=pc.add(pa.array(values, type=_NUMBER), 0.0))
     return pc.if_else(pc.is_null(operand), pa.scalar(None, pa.bool_()), inside)
 
 
-def holds(condition: Condition, columns: Columns) -> NDArray[np.bool_]:
+def holds(condition: Condition, columns: Columns) -> Mask:
     """Return for which rows a condition is true."""
     mask = value(condition, columns)
     if isinstance(mask, pa.Scalar):  # it uses no column

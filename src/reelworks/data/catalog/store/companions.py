@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from reelworks.core.arrays import I64, Mask
 from reelworks.core.errors import UserError
 from reelworks.data.catalog import sources as sources_of
 from reelworks.data.catalog.config import Source
@@ -50,9 +51,9 @@ class CompanionMatches:
     kind: str  # one of `KINDS`
     folder: Mapping[str, str]  # folder of the companions by the name of the clips' dataset
     rows: CatalogRows
-    row: NDArray[np.int64]  # index into `rows` for each clip: any one of several matches, -1 if there is none
+    row: I64  # index into `rows` for each clip: any one of several matches, -1 if there is none
     problem: NDArray[np.int8]  # `Problem` of each clip; NONE also if its dataset has no companions of this kind
-    ratio: NDArray[np.int64]  # of sources with sizes of their own; see `data.catalog.sources.ratios`
+    ratio: I64  # of sources with sizes of their own; see `data.catalog.sources.ratios`
 
     def explain(self, clips: CatalogRows, index: int) -> str:
         """Describe the problem with the companion of a clip that has one."""
@@ -158,11 +159,11 @@ def require_shown(sources: Sequence[CompanionMatches]) -> None:
         found.problem[sounds & ~np.any(shown, axis=0) & (found.problem == Problem.NONE)] = Problem.NOTHING_SHOWN
 
 
-def _stems(rows: CatalogRows, indices: NDArray[np.int64]) -> Any:
+def _stems(rows: CatalogRows, indices: I64) -> Any:
     return pc.replace_substring_regex(rows.path.take(pa.array(indices)), pattern=r"\.[^./]*$", replacement="")
 
 
-def _match(wanted: Any, stems: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _match(wanted: Any, stems: Any) -> tuple[I64, Mask]:
     """Return the index in `stems` of each wanted one, -1 if absent, and whether it occurs more than once.
 
     Those that are left are matched in composed Unicode, as names that look alike are the same in captions and lists.
@@ -176,7 +177,7 @@ def _match(wanted: Any, stems: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_
     return index, several
 
 
-def _equal(wanted: Any, stems: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _equal(wanted: Any, stems: Any) -> tuple[I64, Mask]:
     words = stems.dictionary_encode()
     number = as_numpy(words.indices).astype(np.int64)
     last = np.full(len(words.dictionary) + 1, -1, dtype=np.int64)
@@ -186,9 +187,7 @@ def _equal(wanted: Any, stems: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_
     return last[at], count[at] > 1
 
 
-def _compare(
-    clips: CatalogRows, at: NDArray[np.int64], companions: CatalogRows, row: NDArray[np.int64]
-) -> NDArray[np.int8]:
+def _compare(clips: CatalogRows, at: I64, companions: CatalogRows, row: I64) -> NDArray[np.int8]:
     """Return each companion's most serious problem: the loop goes from the least to the most serious."""
     moves, fps, their_fps = companions.is_video[row], clips.fps[at], companions.fps[row]
     aspect = np.maximum(clips.width[at], 1) / np.maximum(clips.height[at], 1)

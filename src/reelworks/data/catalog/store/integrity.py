@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from reelworks.core import system
+from reelworks.core.arrays import Mask
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.filter_expression import KINDS_OF_FILE
 from reelworks.data.catalog.store.rows import CatalogRows
@@ -40,7 +40,7 @@ def damaged(path: Path, problem: str) -> UserError:
     )
 
 
-def wrong(name: str, column: Any, readable: Callable[[], NDArray[np.bool_]]) -> NDArray[np.bool_] | None:
+def wrong(name: str, column: Any, readable: Callable[[], Mask]) -> Mask | None:
     """Return a mask of impossible values: files outside their folder, measures and scores that cannot be.
 
     Args:
@@ -100,7 +100,7 @@ def _may_leave(paths: Any) -> bool:
     return bool((dots[1:] & dots[:-1]).any() or text.min() == 0 or (data[offsets[:-1]] == ord("/")).any())
 
 
-def check_one_row_per_uid(rows: CatalogRows, alive: NDArray[np.bool_], path: Path) -> None:
+def check_one_row_per_uid(rows: CatalogRows, alive: Mask, path: Path) -> None:
     """Check that each clip has one live row, by a mask of these, which all other code relies on."""
     ordered = np.sort(rows.uid[alive])
     if not (ordered[1:] == ordered[:-1]).any():

@@ -23,12 +23,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from reelworks.core import digests, files, hash_rng, user_files
-from reelworks.core.hash_rng import U64
+from reelworks.core.arrays import I64, U64, Mask
 from reelworks.core.log import logger
-from reelworks.data.catalog.store import measured_columns
+from reelworks.data.catalog.store import measured_columns, schema
 from reelworks.data.catalog.store.reader import prefetch_one
 from reelworks.data.catalog.store.rows import CatalogRows
-from reelworks.data.catalog.store.schema import SCORE, as_numpy
+from reelworks.data.catalog.store.schema import as_numpy
 
 NAME = "measures"
 _COLUMNS = "columns.json"
@@ -131,7 +131,7 @@ class KeptMeasures:
             return self.values(labels, keys)  # without what was read of a segment before its damage was seen
         return np.ma.MaskedArray(values.T, lacks.T)
 
-    def features(self, name: str, keys: U64, width: int) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    def features(self, name: str, keys: U64, width: int) -> tuple[NDArray[np.uint8], Mask]:
         """Return features of one measure by key, `[M, width]`, and a mask of the M keys that have them."""
         has = np.zeros(len(keys), dtype=np.bool_)
         for _, _, found in self._find([name], keys, read=False):
@@ -159,9 +159,7 @@ class KeptMeasures:
         if len(small) > _MOST_SMALL:
             self._join(small)
 
-    def _find(
-        self, labels: Sequence[str], keys: U64, *, read: bool = True
-    ) -> Iterator[tuple[Any, NDArray[np.int64], NDArray[np.int64]]]:
+    def _find(self, labels: Sequence[str], keys: U64, *, read: bool = True) -> Iterator[tuple[Any, I64, I64]]:
         """Yield parts of the segments that have any of the labels, and for each the rows that keys have and the indices of these keys.
 
         Features of millions of clips are gigabytes, of which a part at a time is in memory; if they are not to be `read`, parts
@@ -220,7 +218,7 @@ def _tell_of_damage(path: Path, error: Exception) -> None:
 def carried(
     rows: Any,
     live: CatalogRows,
-    retired: NDArray[np.int64],
+    retired: I64,
     own: Mapping[str, frozenset[str]],
     catalog: Path,
     labels: Mapping[str, str],
@@ -255,14 +253,11 @@ def carried(
         missing = np.flatnonzero(free & np.isnan(column))
         if len(missing) and labels.get(name, "").endswith(f":{name}"):  # else features, which are no values
             column[missing] = kept.values([labels[name]], keys[missing]).data[:, 0]
-        at = rows.schema.get_field_index(SCORE + name)
-        field = pa.field(SCORE + name, pa.float64())
-        array = pa.array(column, from_pandas=True)
-        rows = rows.append_column(field, array) if at < 0 else rows.set_column(at, field, array)
+        rows = schema.with_score(rows, name, column)
     return rows
 
 
-def _sources(new: CatalogRows, live: CatalogRows, retired: NDArray[np.int64]) -> tuple[U64, NDArray[np.int64]]:
+def _sources(new: CatalogRows, live: CatalogRows, retired: I64) -> tuple[U64, I64]:
     """Return the keys of rows, and the index of the former row of the same content: the clip's own, or a retired one."""
     keys, source = keys_of(new), live.find(new.uid)
     own = np.flatnonzero(source >= 0)
@@ -276,7 +271,7 @@ def _sources(new: CatalogRows, live: CatalogRows, retired: NDArray[np.int64]) ->
     return keys, source
 
 
-def _with_captions(new: CatalogRows, live: CatalogRows, source: NDArray[np.int64]) -> tuple[U64, NDArray[np.int64]]:
+def _with_captions(new: CatalogRows, live: CatalogRows, source: I64) -> tuple[U64, I64]:
     """Return the keys of rows with their captions, and of `source` what has the same caption."""
     keys, found = keys_of_captions(new), np.flatnonzero(source >= 0)
     source = source.copy()
@@ -284,5 +279,5 @@ def _with_captions(new: CatalogRows, live: CatalogRows, source: NDArray[np.int64
     return keys, source
 
 
-def _in(rows: CatalogRows, own: Mapping[str, frozenset[str]], name: str) -> NDArray[np.bool_]:
+def _in(rows: CatalogRows, own: Mapping[str, frozenset[str]], name: str) -> Mask:
     return rows.of_datasets([dataset for dataset, names in own.items() if name in names])

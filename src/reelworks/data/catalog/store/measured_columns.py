@@ -7,11 +7,13 @@ They lie in the catalog as scores do: a filter, a caption or a histogram makes n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Sequence, Set
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import NamedTuple
+
+from reelworks.core.context_variables import setting
 
 
 class Column(NamedTuple):
@@ -158,24 +160,14 @@ def names_in_filters(named: Set[str]) -> frozenset[str] | None:
     return names() | {name.removeprefix(SCORE) for name in columns if name.startswith(SCORE)}
 
 
-@contextmanager
-def any_name(allowed: bool = True) -> Iterator[None]:
+def any_name(allowed: bool = True) -> AbstractContextManager[None]:
     """Let any name be a column, or leave that as it is.
 
     A recipe that names code measures what is known only once that code may run, and that of a run was checked already.
     """
-    token = _any_name.set(allowed or _any_name.get())
-    try:
-        yield
-    finally:
-        _any_name.reset(token)
+    return setting(_any_name, allowed or _any_name.get())
 
 
-@contextmanager
-def in_catalog(folder: Path) -> Iterator[None]:
+def in_catalog(folder: Path) -> AbstractContextManager[None]:
     """Let the columns of a catalog be named, such as those of a class outside that was applied to it; it need not exist."""
-    token = _catalog.set(folder)
-    try:
-        yield
-    finally:
-        _catalog.reset(token)
+    return setting(_catalog, folder)

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from reelworks.core import digests, files, user_files
+from reelworks.core.arrays import Mask
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.store import integrity, schema
 from reelworks.data.catalog.store.schema import DERIVED, SCHEMA, SCORE
@@ -132,7 +132,7 @@ class PartFile:
     metadata: Any
     columns: frozenset[str]
     table: Any = None
-    _readable: dict[int, NDArray[np.bool_]] = field(default_factory=dict, compare=False, repr=False)
+    _readable: dict[int, Mask] = field(default_factory=dict, compare=False, repr=False)
     _of_thread: threading.local = field(default_factory=threading.local, compare=False, repr=False)
 
     @classmethod
@@ -185,7 +185,7 @@ class PartFile:
             UserError: The column is damaged.
         """
 
-        def readable() -> NDArray[np.bool_]:
+        def readable() -> Mask:
             if group not in self._readable:  # asked for once for each measure
                 self._readable[group] = self._values("readable", group, first)
             return self._readable[group]
@@ -267,11 +267,6 @@ def new_parquet(file: Path, kind: Any) -> Iterator[Any]:
             yield writer
         f.flush()
         os.fsync(f.fileno())
-
-
-def write_table(file: Path, table: pa.Table) -> None:
-    """Write a Parquet file, and flush it to disk."""
-    write_tables(file, iter([table]))
 
 
 def write_tables(file: Path, tables: Iterator[pa.Table]) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from reelworks.core import digests, files
+from reelworks.core.arrays import I64, Mask
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.store import column_files, integrity, part_files, schema
 from reelworks.data.catalog.store.column_files import ColumnFiles
@@ -23,7 +23,6 @@ from reelworks.data.catalog.store.part_files import Part, PartFile
 from reelworks.data.catalog.store.rows import CatalogRows, Wanted
 from reelworks.data.catalog.store.schema import DERIVED, SCHEMA, SCORE
 
-Mask = NDArray[np.bool_]
 _KEEP_DIGEST_FROM_ROWS = 1 << 18
 _DIGEST = "digest-{:06d}.json"
 _ORDINAL = pa.field("ordinal", pa.int64(), nullable=False)
@@ -130,7 +129,7 @@ class CatalogReader:
             raise integrity.damaged(self.path, f"row {at} ({rows.path[at].as_py()!r}) has ordinal = {ordinal[at]}")
 
     @cached_property
-    def index_of_ordinal(self) -> NDArray[np.int64]:
+    def index_of_ordinal(self) -> I64:
         """Indices into all rows by ordinal, -1 for rows that were compacted away."""
         index = np.full(self.num_rows, -1, dtype=np.int64)
         index[self.all_rows.ordinal] = np.arange(len(self.all_rows))

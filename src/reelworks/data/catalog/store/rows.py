@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.core import digests
+from reelworks.core.arrays import F64, I32, I64, U64, Mask
 from reelworks.core.digests import ArrayParts
 from reelworks.core.hash_rng import byte_words, hash64, text_words
 from reelworks.data.catalog.store import schema
@@ -59,47 +60,47 @@ class CatalogRows:
     raises a UserError.
     """
 
-    ordinal: NDArray[np.int64]  # permanent number of the row
-    uid: NDArray[np.uint64]  # identity of the clip, from dataset and path
+    ordinal: I64  # permanent number of the row
+    uid: U64  # identity of the clip, from dataset and path
     dataset: pa.Array
     root: pa.Array  # absolute path or address of the dataset's folder
     path: pa.Array  # below `root`, with forward slashes; of a member of an archive, below the archive's path
-    start: NDArray[np.int64]  # first byte of a member of an archive; -1 for a file of its own
+    start: I64  # first byte of a member of an archive; -1 for a file of its own
     kind: pa.Array
-    size_bytes: NDArray[np.int64]
-    mtime_ns: NDArray[np.int64]  # time of the file's last change, used only to avoid reading unchanged files again
+    size_bytes: I64
+    mtime_ns: I64  # time of the file's last change, used only to avoid reading unchanged files again
     fingerprint: pa.Array  # digest of the content; "" if the file could not be read
-    num_frames: NDArray[np.int64]
-    height: NDArray[np.int64]
-    width: NDArray[np.int64]
-    fps: NDArray[np.float64]
-    duration_seconds: NDArray[np.float64]
+    num_frames: I64
+    height: I64
+    width: I64
+    fps: F64
+    duration_seconds: F64
     codec: pa.Array
     pixel_format: pa.Array
-    bit_depth: NDArray[np.int64]
-    rotation: NDArray[np.int64]
-    variable_fps: NDArray[np.bool_]
-    has_alpha: NDArray[np.bool_]
-    mirrored: NDArray[np.bool_]
-    pixel_aspect_ratio: NDArray[np.float64]
-    hidden_frames: NDArray[np.int64]
-    interlaced: NDArray[np.bool_]
+    bit_depth: I64
+    rotation: I64
+    variable_fps: Mask
+    has_alpha: Mask
+    mirrored: Mask
+    pixel_aspect_ratio: F64
+    hidden_frames: I64
+    interlaced: Mask
     color_matrix: pa.Array
-    full_range: NDArray[np.bool_]
+    full_range: Mask
     hdr: pa.Array
     icc_profile: pa.Array
     sound: pa.Array
     caption: pa.Array  # null if there is no caption file or the list has none, "" if the file is empty
     group: pa.Array  # path of the source file; clips of one group are held out together
-    first_frame: NDArray[np.int64]  # number in its file of the first of the clip's `num_frames` frames
+    first_frame: I64  # number in its file of the first of the clip's `num_frames` frames
     cut: pa.Array  # how the clip was cut from its file: "list", or the setting of a `Source`; "" for a whole file
     error: pa.Array  # why the file cannot be trained on, in which case all measures are 0; null for a good file
-    captioned: NDArray[np.bool_]  # whether there is a caption that is not empty
-    no_caption: NDArray[np.bool_]  # whether `caption` is null
-    own_group: NDArray[np.bool_]  # whether `group` is the path
-    readable: NDArray[np.bool_]  # whether the file can be trained on: `error` is null
+    captioned: Mask  # whether there is a caption that is not empty
+    no_caption: Mask  # whether `caption` is null
+    own_group: Mask  # whether `group` is the path
+    readable: Mask  # whether the file can be trained on: `error` is null
     # Scores of lists by name; NaN for rows without that score.
-    scores: Mapping[str, NDArray[np.float64]]
+    scores: Mapping[str, F64]
 
     def __init__(self, count: int, chunks: Chunks, scores: Iterable[str] = (), kept: ColumnFiles | None = None) -> None:
         """Make rows whose columns are read on demand.
@@ -208,7 +209,7 @@ class CatalogRows:
 
         return CatalogRows(len(selected), chunks, self.scores)
 
-    def replaced(self, scores: Mapping[str, NDArray[np.float64]] | None = None, **columns: Any) -> CatalogRows:
+    def replaced(self, scores: Mapping[str, F64] | None = None, **columns: Any) -> CatalogRows:
         """Return the rows with other scores, if given, and with other columns by name."""
         columns |= {SCORE + name: score for name, score in (self.scores if scores is None else scores).items()}
 
@@ -219,7 +220,7 @@ class CatalogRows:
 
         return CatalogRows(len(self), chunks, self.scores if scores is None else scores)
 
-    def find(self, uids: NDArray[np.uint64]) -> NDArray[np.int64]:
+    def find(self, uids: U64) -> I64:
         """Return the indices of clips by uid, -1 if absent; every uid must have one row at most."""
         order, ordered = self._by_uid
         if not len(ordered):
@@ -228,58 +229,57 @@ class CatalogRows:
         return np.where(ordered[rank] == uids, order[rank], -1)
 
     @cached_property
-    def _by_uid(self) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    def _by_uid(self) -> tuple[I64, U64]:
         order = np.argsort(self.uid, kind="stable")
         return order, self.uid[order]
 
     @cached_property
-    def is_video(self) -> NDArray[np.bool_]:
+    def is_video(self) -> Mask:
         """Mask of the rows of videos."""
         return self.per_word("kind", "video".__eq__)
 
     @cached_property
-    def is_image(self) -> NDArray[np.bool_]:
+    def is_image(self) -> Mask:
         """Mask of the rows of pictures."""
         return self._mask("is_image", lambda: self.per_word("kind", "image".__eq__))
 
     @cached_property
-    def is_sound(self) -> NDArray[np.bool_]:
+    def is_sound(self) -> Mask:
         """Mask of the rows of sounds without pictures."""
         return self.per_word("kind", "sound".__eq__)
 
     @cached_property
-    def is_hdr(self) -> NDArray[np.bool_]:
+    def is_hdr(self) -> Mask:
         """Mask of the rows of videos of high dynamic range."""
         return self.per_word("hdr", bool)
 
     @cached_property
-    def has_sound(self) -> NDArray[np.bool_]:
+    def has_sound(self) -> Mask:
         """Mask of the rows with sound."""
         return self.per_word("sound", bool)
 
-    def per_word(self, name: str, test: Callable[[str], bool]) -> NDArray[np.bool_]:
+    def per_word(self, name: str, test: Callable[[str], bool]) -> Mask:
         """Return where the text of a dictionary-encoded column passes a test, which is called once for each text."""
         column = getattr(self, name)
         passes = np.array([*(test(word) for word in column.dictionary.to_pylist()), False], dtype=np.bool_)
-        of_row: NDArray[np.bool_] = passes[as_numpy(column.indices)]
-        return of_row
+        return np.asarray(passes[as_numpy(column.indices)])
 
     @cached_property
-    def is_range(self) -> NDArray[np.bool_]:
+    def is_range(self) -> Mask:
         """Mask of the rows of clips that are a range of frames of their file."""
         return self._mask("is_range", lambda: self.per_word("cut", bool))
 
-    def _mask(self, name: str, compute: Callable[[], NDArray[np.bool_]]) -> NDArray[np.bool_]:
+    def _mask(self, name: str, compute: Callable[[], Mask]) -> Mask:
         """Return a mask that each clip of a step is looked up in, mapped if there are files for it."""
         mapped = None if self._kept is None else self._kept.get(name, lambda: [compute()], np.bool_)
         return compute() if mapped is None else mapped
 
-    def score(self, name: str) -> NDArray[np.float64]:
+    def score(self, name: str) -> F64:
         """Return a score of each row, NaN for all if there is none of the name."""
         return self.scores[name] if name in self.scores else np.full(len(self), np.nan)
 
     @cached_property
-    def _datasets(self) -> tuple[list[str], NDArray[np.int32]]:
+    def _datasets(self) -> tuple[list[str], I32]:
         """Names of datasets, and the index of each row's."""
         return self.dataset.dictionary.to_pylist(), as_numpy(self.dataset.indices)
 
@@ -288,7 +288,7 @@ class CatalogRows:
         names, of_rows = self._datasets  # a value of the column itself takes several times as long
         return names[int(of_rows[index])]
 
-    def of_datasets(self, names: Collection[str]) -> NDArray[np.bool_]:
+    def of_datasets(self, names: Collection[str]) -> Mask:
         """Return a mask of the rows of these datasets."""
         return self.per_dataset(dict.fromkeys(names, True), default=False)
 
@@ -298,10 +298,9 @@ class CatalogRows:
         by_code = np.array([default, *(values.get(name, default) for name in words)], dtype)
         if len(by_code) == 2:  # one dataset, the same value for millions of rows
             return np.full(len(self), by_code[1])
-        of_row: NDArray[Any] = by_code[1:][as_numpy(self.dataset.indices)]
-        return of_row
+        return np.asarray(by_code[1:][as_numpy(self.dataset.indices)])
 
-    def group_keys(self, by: Literal["file", "folder"]) -> NDArray[np.uint64]:
+    def group_keys(self, by: Literal["file", "folder"]) -> U64:
         """Return a key for the group of each row; a file that is its own group has its uid as key."""
         if by == "folder":  # clips directly in a dataset's folder share one
             folder = pc.replace_substring_regex(self.path, pattern=r"/?[^/]*$", replacement="").dictionary_encode()
@@ -312,19 +311,18 @@ class CatalogRows:
             groups[shared] = _hashes(self.take(shared).group.dictionary_encode())
         return groups
 
-    def content_keys(self) -> NDArray[np.uint64]:
+    def content_keys(self) -> U64:
         """Return a key for the content of each row's file, see `digests.content_keys`."""
-        keys, first = np.empty(len(self), dtype=np.uint64), 0
-        for chunk in self._text_chunks("fingerprint"):
-            keys[first : first + len(chunk)] = digests.content_keys(chunk)
-            first += len(chunk)
-        return keys
+        return self._per_text("fingerprint", digests.content_keys)
 
-    def text_words(self, name: str) -> NDArray[np.uint64]:
+    def text_words(self, name: str) -> U64:
         """Return an integer for each text of a column, as `hash_rng.text_words` does; a missing text counts as an empty one."""
+        return self._per_text(name, lambda texts: byte_words(texts.fill_null("").cast(pa.large_binary()).to_pylist()))
+
+    def _per_text(self, name: str, compute: Callable[[Any], U64]) -> U64:
         found, first = np.empty(len(self), dtype=np.uint64), 0
         for chunk in self._text_chunks(name):
-            found[first : first + len(chunk)] = byte_words(chunk.fill_null("").cast(pa.large_binary()).to_pylist())
+            found[first : first + len(chunk)] = compute(chunk)
             first += len(chunk)
         return found
 
@@ -375,7 +373,7 @@ class CatalogRows:
             for first in range(0, len(chunk), _CHUNK):
                 yield chunk.slice(first, _CHUNK)
 
-    def _lengths(self, name: str) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    def _lengths(self, name: str) -> tuple[I32, Mask]:
         """Return the bytes of each text, 0 for a missing one, and whether it is missing."""
         lengths, missing = np.zeros(len(self), dtype=np.int32), np.zeros(len(self), dtype=np.bool_)
         first = 0
@@ -396,17 +394,16 @@ class CatalogRows:
                 yield np.frombuffer(data_buffer, dtype=np.uint8)[offsets[0] : offsets[len(filled)]]
 
 
-class _Scores(Mapping[str, NDArray[np.float64]]):
+class _Scores(Mapping[str, F64]):
     """Scores of rows by name, each read when it is first used."""
 
     def __init__(self, rows: CatalogRows, names: tuple[str, ...]) -> None:
         self._rows, self._names = rows, names
 
-    def __getitem__(self, name: str) -> NDArray[np.float64]:
+    def __getitem__(self, name: str) -> F64:
         if name not in self._names:
             raise KeyError(name)
-        column: NDArray[np.float64] = self._rows.column(SCORE + name)
-        return column
+        return np.asarray(self._rows.column(SCORE + name))
 
     def __contains__(self, name: object) -> bool:
         return name in self._names  # without reading the column
@@ -418,10 +415,10 @@ class _Scores(Mapping[str, NDArray[np.float64]]):
         return len(self._names)
 
 
-def _taken(name: str, column: Any, selected: NDArray[np.int64]) -> Any:
+def _taken(name: str, column: Any, selected: I64) -> Any:
     return column.take(pa.array(selected, type=pa.int64())) if schema.is_text(name) else column[selected]
 
 
-def _hashes(words: Any) -> NDArray[np.uint64]:
+def _hashes(words: Any) -> U64:
     """Hash a dictionary-encoded column, each distinct word once, as `hash_int` does."""
     return np.asarray(hash64(text_words(words.dictionary.to_pylist()))[np.asarray(words.indices)])

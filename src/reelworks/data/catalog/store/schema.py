@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.core import optional_imports
+from reelworks.core.arrays import F64, Mask
 
 WORD = pa.dictionary(pa.int32(), pa.string())
 TEXT = pa.large_string()  # captions of millions of clips exceed the 2 GB that `string` can address
@@ -64,6 +65,13 @@ def with_scores(names: Iterable[str]) -> Any:
     return pa.schema([*SCHEMA, *(pa.field(SCORE + name, pa.float64()) for name in names)])
 
 
+def with_score(table: pa.Table, name: str, values: F64) -> pa.Table:
+    """Return a table with other values of a score, null for NaN; added if the table has none of the name."""
+    place, array = table.schema.get_field_index(SCORE + name), pa.array(values, from_pandas=True)
+    column = pa.field(SCORE + name, pa.float64())
+    return table.append_column(column, array) if place < 0 else table.set_column(place, column, array)
+
+
 # Masks that files of rows have, too, because the texts that they follow from take long to read: rows with a caption
 # that is not empty, rows without any, rows that are a group of their own, and rows without an error.
 DERIVED = {
@@ -74,7 +82,7 @@ DERIVED = {
 }
 
 
-def derive(name: str, *columns: Any) -> NDArray[np.bool_]:
+def derive(name: str, *columns: Any) -> Mask:
     """Return a mask of `DERIVED` from the columns that it is listed with."""
     if name == "captioned":
         return as_numpy(pc.greater(pc.binary_length(columns[0]).fill_null(0), 0))
@@ -98,8 +106,7 @@ def is_text(name: str) -> bool:
 
 def as_numpy(column: Any) -> NDArray[Any]:
     """Return an Arrow column as a numpy array, copied where the layouts differ."""
-    array: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-    return array
+    return np.asarray(column.to_numpy(zero_copy_only=False))
 
 
 def as_column(name: str, column: Any) -> Any:

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from reelworks.core import arguments, blocks, machine
 from reelworks.core.arguments import checked
+from reelworks.core.arrays import F64, I64, U64
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 from reelworks.core.words import named
@@ -35,7 +35,7 @@ from reelworks.data.catalog.store import integrity, part_files, schema
 from reelworks.data.catalog.store.part_files import Part
 from reelworks.data.catalog.store.reader import RETIRED_SCHEMA, CatalogReader, prefetch_one, tombstones, too_old
 from reelworks.data.catalog.store.rows import CatalogRows
-from reelworks.data.catalog.store.schema import DERIVED, SCHEMA, SCORE
+from reelworks.data.catalog.store.schema import DERIVED, SCHEMA
 
 if TYPE_CHECKING:
     from reelworks.data.catalog.config import DatasetConfig
@@ -190,7 +190,7 @@ class Catalog:
             columns[name] = column
         return pa.table(columns)
 
-    def uids(self) -> NDArray[np.uint64]:
+    def uids(self) -> U64:
         """Return the uids of all rows that the catalog ever had, indexed by ordinal."""
         rows, total = self.all_rows(), self.reader.num_rows
         if len(rows) == total:
@@ -201,7 +201,7 @@ class Catalog:
         uids[gone.column("ordinal").to_numpy()] = gone.column("uid").to_numpy()
         return uids
 
-    def rows_at(self, ordinals: NDArray[np.int64]) -> CatalogRows:
+    def rows_at(self, ordinals: I64) -> CatalogRows:
         """Return the rows with these ordinals, which must not be compacted away."""
         return self.all_rows().take(self.reader.index_of_ordinal[ordinals])
 
@@ -258,7 +258,7 @@ class Catalog:
         """Return the digest of some of the live rows; it is kept in the folder if it took long to compute."""
         return self.reader.digest_of(rows)
 
-    def append(self, rows: pa.Table, retired: NDArray[np.int64], sources: Sequence[dict[str, str]]) -> Catalog:
+    def append(self, rows: pa.Table, retired: I64, sources: Sequence[dict[str, str]]) -> Catalog:
         """Append a part; the caller must hold the catalog's lock.
 
         Args:
@@ -281,8 +281,8 @@ class Catalog:
     def append_scores(
         self,
         rows: CatalogRows,
-        at: NDArray[np.int64],
-        scores: Mapping[str, NDArray[np.float64]],
+        at: I64,
+        scores: Mapping[str, F64],
         sources: Sequence[dict[str, str]],
     ) -> Catalog:
         """Append a part that has some rows anew, with new scores beside their others; the caller must hold the catalog's lock.
@@ -302,16 +302,14 @@ class Catalog:
                 some = at[done : done + len(table)]
                 new = _numbered(table, first + done)
                 for name, values in scores.items():
-                    column, array = pa.field(SCORE + name, pa.float64()), pa.array(values[some], from_pandas=True)
-                    place = new.schema.get_field_index(column.name)
-                    new = new.append_column(column, array) if place < 0 else new.set_column(place, column, array)
+                    new = schema.with_score(new, name, values[some])
                 done += len(table)
                 yield new
 
         return self._with_part(prefetch_one(table for table in tables() if len(table)), len(at), retired, sources)
 
     def _with_part(
-        self, tables: Iterator[pa.Table], rows: int, retired: NDArray[np.int64], sources: Sequence[dict[str, str]]
+        self, tables: Iterator[pa.Table], rows: int, retired: I64, sources: Sequence[dict[str, str]]
     ) -> Catalog:
         newest = Catalog.open_or_new(self.path)
         assert self.parts == newest.parts, "only the newest version can grow"
@@ -319,7 +317,7 @@ class Catalog:
             part_files.write_tables(self.path / part_files.part_name(self.version), tables)
         if len(retired):
             table = pa.table([pa.array(np.sort(retired))], schema=RETIRED_SCHEMA)
-            part_files.write_table(self.path / part_files.retired_name(self.version), table)
+            part_files.write_tables(self.path / part_files.retired_name(self.version), iter([table]))
         parts = (*self.parts, Part(rows, len(retired), time.time(), list(sources)))
         part_files.write_list(self.path, parts, newest.compacted)
         return Catalog(self.path, parts, newest.compacted)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from reelworks.core.arrays import F64
 from reelworks.data.catalog.store.rows import CatalogRows
 
 Histogram = list[tuple[str, int]]
@@ -86,7 +87,7 @@ def _size_bytes(rows: CatalogRows) -> int:
     return int(size + sum(size_of.values()))
 
 
-def histogram(score: NDArray[np.float64]) -> Histogram:
+def histogram(score: F64) -> Histogram:
     """Return a histogram of about ten classes at most, 1, 2 or 5 times a power of ten wide; NaN counts as "none"."""
     present = score[~np.isnan(score)]
     edges = _edges(float(present.min()), float(present.max()))
