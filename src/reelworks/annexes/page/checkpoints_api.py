@@ -19,6 +19,7 @@ from reelworks.annexes.page.jobs_api import add_job
 from reelworks.annexes.page.workspace import text_of
 from reelworks.core import digests, results
 from reelworks.core.errors import UserError
+from reelworks.core.results import Json
 from reelworks.data.checkpoint import disk_space, listing, retention
 from reelworks.data.checkpoint.config import CheckpointsConfig
 from reelworks.data.checkpoint.folder import CheckpointFolder
@@ -30,7 +31,6 @@ from reelworks.reports.previews import MEDIA
 from reelworks.training.plan import plan_report
 from reelworks.training.recipe import preview_model, recipe_file
 
-Json = dict[str, Any]
 _STEP = re.compile(r"step-(\d{9,})")
 _GENERATED = "generated"  # folder of a run
 _IN_USE = "wait for the run, which deletes after each save"

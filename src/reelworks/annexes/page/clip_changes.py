@@ -150,13 +150,5 @@ def _recipe_path(workspace: Workspace, file: Path) -> str:
 
 
 def _write(file: Path, data: bytes, field: str) -> None:
-    try:
+    with files.writing(field, file):
         files.write_bytes(file, data)
-    except OSError as error:
-        raise UserError(
-            f"the file cannot be written ({error.strerror})",
-            code="file-unwritable",
-            field=field,
-            value=str(file),
-            remedy="check its permissions, and that the disk has free space",
-        ) from error

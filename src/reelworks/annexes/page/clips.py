@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from cachetools import LRUCache, cachedmethod
 from numpy.typing import NDArray
 
+from reelworks.core.arrays import F32, I32, I64, Mask
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.catalog.store.schema import as_numpy
@@ -28,9 +29,6 @@ from reelworks.training.plan import discarded
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
 
-Json = dict[str, Any]
-I32 = NDArray[np.int32]
-Mask = NDArray[np.bool_]
 EPOCH = 0  # whose crops, frames and reasons are shown
 SORTS = {"name": "name", "cropped": "most cropped", "longest": "longest", "largest": "largest"}
 _KEPT_SELECTIONS = 6
@@ -65,8 +63,7 @@ class Facet:
     def mask(self, ids: Sequence[str]) -> Mask:
         """Return the clips that have one of some values."""
         wanted = np.array([value.id in ids for value in self.values], dtype=np.bool_)
-        of_row: Mask = wanted[self.of_row]
-        return of_row
+        return np.asarray(wanted[self.of_row])
 
 
 class Query(NamedTuple):
@@ -103,14 +100,14 @@ class ClipView:
     data: Dataset
     reason: NDArray[np.int8]
     bucket: I32
-    copy: NDArray[np.int64]
+    copy: I64
     nearest: I32
-    lost: NDArray[np.float32]
+    lost: F32
     coverage: NDArray[np.int8] | None = None
     shared: _OfCatalog = None  # type: ignore[assignment]  # `read` sets it
     limited: dict[str, I32] = field(default_factory=dict)  # by dataset, the clips on which limits may be set
-    _selections: LRUCache[Query, Selection] = field(default_factory=lambda: LRUCache(_KEPT_SELECTIONS))
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _selections: LRUCache[Query, Selection] = field(init=False, default_factory=lambda: LRUCache(_KEPT_SELECTIONS))
+    _lock: threading.Lock = field(init=False, default_factory=threading.Lock)
 
     @property
     def recipe(self) -> Recipe | None:
@@ -187,9 +184,7 @@ class ClipView:
         """Return the clips with another reason for one of them, until they are read again."""
         reasons = self.reason.copy()
         reasons[row] = reason
-        return ClipView(
-            self.data, reasons, self.bucket, self.copy, self.nearest, self.lost, self.coverage, shared=self.shared
-        )
+        return replace(self, reason=reasons, limited={})
 
 
 @dataclass

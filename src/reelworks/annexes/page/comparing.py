@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from reelworks.annexes.page import runs
 from reelworks.annexes.page.context import Context
 from reelworks.core import results
 from reelworks.core.errors import UserError
+from reelworks.core.results import Json
 from reelworks.reports import compare, plots
 
 _MOST = 8
-Json = dict[str, Any]
 
 
 def compare_runs(context: Context, keys: list[str]) -> Json:

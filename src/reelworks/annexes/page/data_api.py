@@ -19,6 +19,7 @@ from reelworks.annexes.page.thumbnails import Kind
 from reelworks.annexes.page.workspace import text_of
 from reelworks.core import results
 from reelworks.core.errors import UserError
+from reelworks.core.results import Json
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.catalog.store.companions import without
 from reelworks.data.loader import decode_requests
@@ -28,7 +29,6 @@ from reelworks.training.plan import rejections
 from reelworks.training.recipe import dataset
 from reelworks.training.recipe.dataset import RecipeData
 
-Json = dict[str, Any]
 _MOST_CLIPS = 400  # of a page
 READ_AT_ONCE = 20_000  # clips of a recipe that is scanned or read again while the page waits
 

@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.annexes.page.clips import I32, ClipView
+from reelworks.annexes.page.clips import ClipView
+from reelworks.core.arrays import F64, I32
+from reelworks.core.results import Json
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.schema import as_numpy
 
-Json = dict[str, Any]
-F64 = NDArray[np.float64]
 _BARS = 24
 _FEW = 16  # so many different values have a bar each
 _MAP_CELLS = 28  # of the map of sizes, along each side

@@ -12,15 +12,15 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pyarrow import json as arrow_json
 
 from reelworks.core import files
+from reelworks.core.arrays import I64
 from reelworks.data.catalog.store.schema import as_numpy
 from reelworks.data.run import events
+from reelworks.data.run.events import Event
 from reelworks.training.coverage.speed import Speed
 
-Event = dict[str, Any]
 MAX_STEPS = 3000  # parsed for plots
 _BLOCK_BYTES = 1 << 20
 _NUMBERS = ("loss", "clips", "seconds", "data_wait_seconds")
@@ -113,7 +113,7 @@ class EventIndex:
         """Number of step events, also of those that a resume made void."""
         return len(self._step)
 
-    def valid_steps(self) -> NDArray[np.int64]:
+    def valid_steps(self) -> I64:
         """Return the places of steps that no resume made void, as `data.run.events.timeline` tells them."""
         step = np.array(self._step, dtype=np.int64)
         starts = [(i, e) for i, e in zip(self._before, self.others, strict=True) if e["kind"] == "start"]

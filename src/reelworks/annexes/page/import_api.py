@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
@@ -13,8 +11,8 @@ from reelworks.annexes.page.jobs_api import add_job
 from reelworks.annexes.page.workspace import key_of
 from reelworks.core import files, user_files
 from reelworks.core.errors import UserError
+from reelworks.core.results import Json
 
-Json = dict[str, Any]
 FOLDER = "imports"  # in the first root
 
 

@@ -7,16 +7,14 @@ from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from fastapi import APIRouter
 
 from reelworks.annexes.page.context import Context, PageContext
 from reelworks.annexes.page.jobs import PageJob
 from reelworks.core import files, trust, user_files
+from reelworks.core.results import Json
 from reelworks.demo import sample_recipe
-
-Json = dict[str, Any]
 
 
 def to_json(context: Context, job: PageJob) -> Json:

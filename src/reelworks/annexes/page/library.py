@@ -18,12 +18,12 @@ from reelworks.annexes.page.clips import ClipView
 from reelworks.annexes.page.datasets import Datasets
 from reelworks.annexes.page.workspace import Workspace, text_of
 from reelworks.core.errors import UserError
+from reelworks.core.results import Json
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.run.folder import RunFolder
 from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.recipe import Recipe
 
-Json = dict[str, Any]
 _CATALOG = "catalog-"  # before the key of a catalog, in addresses
 _MOST_ROWS = 3_000_000  # of all that is kept in memory
 _AHEAD_ROWS = 1_500_000  # of what is read before anybody asks
@@ -230,8 +230,7 @@ class Library:
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not (self._queue or self._closed):
-                    self._changed.wait()
+                self._changed.wait_for(lambda: self._queue or self._closed)
                 if self._closed:
                     return
                 key = self._queue.pop()  # what was asked for last is wanted most

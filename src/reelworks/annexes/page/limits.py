@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reelworks.annexes.page import distributions
-from reelworks.annexes.page.clips import EPOCH, I32, ClipView
+from reelworks.annexes.page.clips import EPOCH, ClipView
+from reelworks.core.arrays import F64, I32, I64, Mask
+from reelworks.core.results import Json
 from reelworks.data.buckets import assign
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.catalog.filter_expression import ColumnRange, divide, with_ranges
 from reelworks.data.catalog.query import filters
 from reelworks.reports import columns
 
-Json = dict[str, Any]
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 _FITTING = (Reason.NONE, Reason.NOT_DRAWN, Reason.HELD_OUT, Reason.DUPLICATE, Reason.DUPLICATE_TURN)
 _NEAREST = 6  # clips that are shown on each side of a limit
 

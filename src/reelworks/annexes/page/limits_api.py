@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
@@ -14,9 +13,9 @@ from reelworks.annexes.page.context import PageContext
 from reelworks.annexes.page.data_api import READ_AT_ONCE, OpenClips, RecipeSource, lines
 from reelworks.annexes.page.limits import Side
 from reelworks.core.errors import UserError
+from reelworks.core.results import Json
 from reelworks.data.catalog.filter_expression import ColumnRange
 
-Json = dict[str, Any]
 routes = APIRouter(prefix="/data")
 
 

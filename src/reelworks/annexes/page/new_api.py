@@ -17,6 +17,7 @@ from reelworks.annexes.page.jobs_api import add_job
 from reelworks.annexes.page.workspace import key_of
 from reelworks.core import toml
 from reelworks.core.errors import UserError
+from reelworks.core.results import Json
 from reelworks.data.media import formats
 from reelworks.models import registry
 from reelworks.models.family import Preset
@@ -24,7 +25,6 @@ from reelworks.quickstart import ready_recipes
 from reelworks.training.recipe import toml_text
 from reelworks.training.recipe.recipe import Recipe
 
-Json = dict[str, Any]
 _MOST_COUNTED = 20_000  # files of a folder
 
 

@@ -20,6 +20,7 @@ from reelworks.annexes.page.plan_sessions import Controls, PlanSession, invalid_
 from reelworks.annexes.page.workspace import key_of
 from reelworks.core import digests, files
 from reelworks.core.errors import UserError
+from reelworks.core.results import Json
 from reelworks.data.buckets.entry import Entry
 from reelworks.data.buckets.opensora.parse import MOST_CLIPS
 from reelworks.data.loader.left_out import Rejection, by_reason
@@ -29,7 +30,6 @@ from reelworks.training.plan.rejections import LeftOutClip
 from reelworks.training.recipe import toml_text
 from reelworks.training.recipe.dataset import RecipeData
 
-Json = dict[str, Any]
 _FILES_NAMED = 20
 _checking = threading.Lock()  # from a recipe's file to its job, without which the next one removes the file
 

@@ -21,12 +21,12 @@ from reelworks.annexes.page.recipe_files import RecipeText
 from reelworks.annexes.page.workspace import Workspace
 from reelworks.core import results, toml_none
 from reelworks.core.errors import UserError
+from reelworks.core.results import Json
 from reelworks.data.buckets.config import as_table
 from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
 
-Json = dict[str, Any]
 _MOST_OPEN = 4  # datasets whose columns stay in memory
 _CLOSED_REQUEST = 499
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
 
 from reelworks.annexes.page.workspace import Workspace, text_of
 from reelworks.core import digests, files, system, toml, user_files
 from reelworks.core.errors import UserError
+from reelworks.core.results import Json
 from reelworks.training.recipe import recipe_file, toml_text
 from reelworks.training.recipe.recipe import Recipe
 
-Json = dict[str, Any]
 _NAME = re.compile(r"[^\W_][\w .+-]{0,99}")
 _MOST_CHARACTERS = 1_000_000
 

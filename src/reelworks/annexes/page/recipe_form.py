@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from reelworks.core.results import Json
 from reelworks.training.recipe.recipe import Recipe
 
-Json = dict[str, Any]
 _ATTRIBUTE = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {8,}.*)*)", re.MULTILINE)
 _HEADER = re.compile(r"^`\[.*?\]`(: | of a recipe: |\.$)")
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}

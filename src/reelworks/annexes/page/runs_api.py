@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, StreamingResponse
@@ -17,11 +16,11 @@ from reelworks.annexes.page.context import Context, PageContext, PageRun
 from reelworks.annexes.page.jobs_api import add_job, require_trust
 from reelworks.core import results
 from reelworks.core.errors import UserError
+from reelworks.core.results import Json
 from reelworks.data.run import lock
 from reelworks.reports import plots
 from reelworks.reports.previews import MEDIA
 
-Json = dict[str, Any]
 _FOLLOW_SECONDS = 0.5
 _PING_SECONDS = 15.0
 
