@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from reelworks.core.arrays import Mask
 from reelworks.demo import scenes
 from reelworks.demo.scenes import Subject
 
@@ -29,8 +30,6 @@ _LEAST_FRAMES = 0.75  # share of the frames that show one shape
 
 _LEAST_PATH = 0.15  # of the short side
 _LEAST_EXPLAINED = 0.8  # share of the centres' variance that a steady motion explains
-
-Mask = NDArray[np.bool_]
 
 
 class Verdict(NamedTuple):

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.core import hash_rng
+from reelworks.core.arrays import Frames
 from reelworks.demo import formats
 
 _T = TypeVar("_T")
@@ -193,8 +194,6 @@ def combinations() -> list[Combination]:
     every = [(c, s, d) for c in COLOURS for s in SHAPES for d in DIRECTIONS]
     return [combination for combination in every if combination not in LEFT_OUT]
 
-
-Frames = NDArray[np.uint8]
 
 # Half the side of a square with about the area of a circle of radius 1.
 _SQUARE = 0.886

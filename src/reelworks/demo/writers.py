@@ -14,6 +14,7 @@ import numpy as np
 from av.video.stream import VideoStream
 from PIL import Image, ImageDraw
 
+from reelworks.core.arrays import Frames
 from reelworks.core.errors import UserError
 from reelworks.demo import scenes
 from reelworks.demo.scenes import Picture, Video
@@ -72,7 +73,7 @@ def write_video(path: Path, video: Video) -> None:
         path.write_bytes(_with_rotation(path.read_bytes(), fmt.rotation, width, height))
 
 
-def _converted(frame_HWC: scenes.Frames, pix_fmt: str) -> av.VideoFrame:
+def _converted(frame_HWC: Frames, pix_fmt: str) -> av.VideoFrame:
     frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame_HWC), format="rgb24")
     if pix_fmt == "yuv420p10le":
         # In one step, swscale's edge pixels would differ from call to call.

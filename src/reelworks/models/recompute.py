@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from reelworks.core.context_variables import setting
 from reelworks.data.buckets.entry import Recomputation
 
 # What a network is built with: "auto" leaves it to `by`, which says for each micro-batch how its bucket is recomputed.
@@ -44,14 +45,9 @@ def _policy(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> Check
     return CheckpointPolicy.MUST_SAVE if operation in _kept.get() else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-@contextmanager
-def as_compiled() -> Iterator[None]:
+def as_compiled() -> AbstractContextManager[None]:
     """Keep what compiled blocks let torch see while open: attention, and not the products inside their kernels."""
-    token = _kept.set(ATTENTION)
-    try:
-        yield
-    finally:
-        _kept.reset(token)
+    return setting(_kept, ATTENTION)
 
 
 class _Blocks:
@@ -72,17 +68,12 @@ class _Blocks:
 _blocks: ContextVar[_Blocks | None] = ContextVar("blocks", default=None)
 
 
-@contextmanager
-def by(recompute: Recomputation) -> Iterator[None]:
+def by(recompute: Recomputation) -> AbstractContextManager[None]:
     """Recompute the blocks of networks that were built with "auto" so in forward passes within the context.
 
     Their backward passes may come later. Without it, such networks keep the inputs of blocks alone.
     """
-    token = _blocks.set(_Blocks(recompute))
-    try:
-        yield
-    finally:
-        _blocks.reset(token)
+    return setting(_blocks, _Blocks(recompute))
 
 
 def of_eager_pass(recompute: Recomputation, *, compiles: bool) -> Recomputation:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reelworks.core import blocks
+from reelworks.core.arrays import F64, I64, Mask
 from reelworks.data.buckets import assign, propose
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.buckets.propose import Proposal
@@ -21,10 +21,6 @@ from reelworks.data.catalog.store.summary import Histogram, histogram
 from reelworks.data.loader.dataset import Dataset
 from reelworks.data.media.decode_pool import DecodePool
 from reelworks.reports import previews
-
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 PERCENTILES = (1, 10, 50, 90, 99)
 _FILES = 3

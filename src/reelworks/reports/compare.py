@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from reelworks.core import files, units
+from reelworks.data.run.events import Event
 from reelworks.data.run.folder import RunFolder
 from reelworks.reports import page, plots, previews, run_data, status
 from reelworks.reports.previews import MAX_PREVIEW_BYTES, Preview
-from reelworks.reports.run_data import Event, RunData
+from reelworks.reports.run_data import RunData
 from reelworks.training.recipe import diff
 
 

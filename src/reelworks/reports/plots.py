@@ -13,7 +13,8 @@ from functools import partial
 from typing import Any
 
 from reelworks.core import units
-from reelworks.reports.run_data import Event, RunData
+from reelworks.data.run.events import Event
+from reelworks.reports.run_data import RunData
 from reelworks.training.coverage import speed
 
 MAX_POINTS = 1500  # per curve; neighbours are averaged beyond that

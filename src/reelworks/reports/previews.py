@@ -14,8 +14,9 @@ from PIL import Image
 from reelworks.core.shape import Shape
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.media.decode import Request
+from reelworks.data.run.events import Event
 from reelworks.data.run.folder import RunFolder
-from reelworks.reports.run_data import Event, RunData
+from reelworks.reports.run_data import RunData
 
 MAX_PREVIEW_STEPS = 16
 MAX_PREVIEW_BYTES = 64_000_000  # in total, before base64; browsers still open such a page quickly

@@ -17,7 +17,7 @@ from reelworks.training.coverage.speed import Speed
 from reelworks.training.plan import plan_report
 from reelworks.training.plan.plan_report import PlanSummary
 
-Event = dict[str, Any]
+Event = events.Event
 LAST_STEPS = 50  # over which losses and norms are averaged
 _MOST_STEPS = (
     20_000  # that are kept for plots, up to twice as many, beside the last ones and those with marks or block norms

@@ -11,9 +11,10 @@ from reelworks.core import results, units, user_files
 from reelworks.data.buckets.assign import Reason as Rule
 from reelworks.data.checkpoint import names as checkpoint_names
 from reelworks.data.run import history
+from reelworks.data.run.events import Event
 from reelworks.data.run.folder import RunFolder
 from reelworks.reports import status
-from reelworks.reports.run_data import Event, RunData
+from reelworks.reports.run_data import RunData
 from reelworks.training.coverage import stop_advice
 from reelworks.training.coverage.coverage import EpochCoverage, State
 from reelworks.training.coverage.stop_advice import StopAdvice

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from reelworks.core import units
 from reelworks.data.run import lock
+from reelworks.data.run.events import Event
 from reelworks.data.run.folder import RunFolder
-from reelworks.reports.run_data import Event, RunData
+from reelworks.reports.run_data import RunData
 
 BEST = "the best by"  # first words of the reason that retention gives
 KILLED = "killed, or its machine was lost: no stop is told"

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from reelworks.core import hash_rng
-from reelworks.core.hash_rng import U64, Purpose
+from reelworks.core.arrays import U64
+from reelworks.core.hash_rng import Purpose
 from reelworks.models.objectives.config import ObjectiveConfig
 from reelworks.training.step import draws, noising
 

@@ -6,12 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from reelworks.annexes.captions.answers import CaptionFailed
-
-Frames = NDArray[np.uint8]
+from reelworks.core.arrays import Frames
 
 
 @dataclass(frozen=True)

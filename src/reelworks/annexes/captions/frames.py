@@ -6,19 +6,17 @@ import io
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from reelworks.annexes.captions.answers import CaptionFailed
 from reelworks.annexes.captions.clips import CaptionClip
+from reelworks.core.arrays import Frames
 from reelworks.core.shape import Shape
 from reelworks.data.catalog.scan import clip_ranges
 from reelworks.data.media import decode, frame_times, probe
 from reelworks.data.media.decode import MediaError, Request
 from reelworks.data.media.location import MediaPath
 
-Frames = NDArray[np.uint8]
 _JPEG_QUALITY = 90
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.annexes.learning.losses import MEASURED, ClipLossError, ClipLosses, LossesAbout, Usual
+from reelworks.core.arrays import F32, F64, I64
 from reelworks.core.log import logger
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader.micro_batch import MicroBatch
@@ -23,10 +24,7 @@ from reelworks.models.objectives.config import NUM_TIMESTEPS
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.step import draws
 
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
 I16 = NDArray[np.int16]
-F32 = NDArray[np.float32]
 
 _PARTS = 10  # of the timesteps, between knots of the usual loss
 _KNOTS = np.linspace(0, NUM_TIMESTEPS, _PARTS + 1)

@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.annexes.learning.losses import FILE, ClipLossError, ClipLosses
+from reelworks.core.arrays import F64, I64, U64
 from reelworks.core.errors import UserError
-from reelworks.core.hash_rng import U64
 from reelworks.data.checkpoint import verify
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.checkpoint.manifest import BadCheckpoint
@@ -32,9 +32,6 @@ from reelworks.data.run.folder import RunFolder
 from reelworks.data.run.records import RecordError
 from reelworks.data.schedule.cursor import Aliases
 from reelworks.training.coverage.coverage import NamedCatalog
-
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
 
 FEWEST_SHOWN = 4  # times trained before losses say more of a clip than of its noise
 FEWEST_PEERS = 20  # of a bucket; with fewer, all clips are compared, whose losses are normalised by bucket; of so few, no word is sure

@@ -21,14 +21,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from reelworks.core import files, user_files
+from reelworks.core.arrays import F32, F64, U64
 
 FILE = "clip_losses.parquet"
 FORMAT_VERSION = 2
 MEASURED = 8  # measurements over which means of a clip reach back
 DOUBTED = 0.1  # share of the clips, those of the least gain, that are measured so often
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
-U64 = NDArray[np.uint64]
 
 _ABOUT = b"reelworks"
 _SPLIT = "BYTE_STREAM_SPLIT"  # for numbers whose upper bytes alone are alike

@@ -22,9 +22,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from reelworks.annexes.learning.account import F32, I16, ClipLossAccount, Measured
+from reelworks.annexes.learning.account import I16, ClipLossAccount, Measured
 from reelworks.annexes.learning.losses import DOUBTED, FILE, MEASURED
 from reelworks.core import hash_rng
+from reelworks.core.arrays import F32, I64
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.loader.position import DataPosition
 from reelworks.data.media.decode_pool import DecodePool
@@ -38,8 +39,6 @@ from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import draws, progress
 from reelworks.training.step.examples import fixed_example
 from reelworks.training.step.losses import Passes
-
-I64 = NDArray[np.int64]
 
 # Clips measured of those trained: both take two forward passes, with and without the caption, or with a backward pass that
 # is one at least. Where all weights learn, that is two, so that more can be measured in 2 % of the time.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import APIRouter
 
@@ -14,13 +14,13 @@ from reelworks.annexes.page.clips import ClipView
 from reelworks.annexes.page.context import Context, PageContext, PageRun
 from reelworks.annexes.page.datasets import FileStatus
 from reelworks.core import results
+from reelworks.core.arrays import U64
 from reelworks.core.errors import UserError
-from reelworks.core.hash_rng import U64
+from reelworks.core.results import Json
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run.folder import RunFolder
 
-Json = dict[str, Any]
 Sort = Literal["worst", "loss", "trend", "gain", "path"]
 _MOST_CLIPS = 1000  # of an answer
 

@@ -23,12 +23,12 @@ from reelworks.annexes.quality import embeddings
 from reelworks.annexes.quality.measure import ClipPictures, Still
 from reelworks.annexes.quality.picture import Sharpness
 from reelworks.core import machine, user_files
+from reelworks.core.arrays import Frames
 from reelworks.data.catalog.query import template
 from reelworks.data.catalog.scan.lists import MEASURED
 from reelworks.data.catalog.store import measured_columns
 from reelworks.data.catalog.store.measured_columns import Column
 from reelworks.inference.evaluate import networks
-from reelworks.inference.evaluate.clips import Frames
 from reelworks.inference.evaluate.networks import ClipNetwork, PictureNetwork
 
 Values = NDArray[np.float64]

@@ -51,8 +51,7 @@ _Span: TypeAlias = tuple[float, float]  # begin and end of a part of the height 
 def _cosines(count: int) -> NDArray[np.float32]:
     """Return the cosine transform (DCT-II) of `_X` values as a matrix `[K, X]`."""
     k, x = np.arange(count)[:, None], np.arange(_X)[None]
-    matrix: NDArray[np.float32] = (np.cos(math.pi * k * (2 * x + 1) / (2 * _X))).astype(np.float32)
-    return matrix
+    return np.cos(math.pi * k * (2 * x + 1) / (2 * _X)).astype(np.float32)
 
 
 def _resampled(start: float, end: float) -> NDArray[np.float32]:
@@ -195,8 +194,7 @@ class _Search:
 
     def pairs(self) -> Pairs:
         """Return the pairs found so far."""
-        pairs: Pairs = self.usable[np.stack(np.divmod(self.found, max(len(self.usable), 1)), axis=1)]
-        return pairs
+        return np.asarray(self.usable[np.stack(np.divmod(self.found, max(len(self.usable), 1)), axis=1)])
 
     def run(self, threads: ThreadPoolExecutor) -> None:
         """Compare each clip with parts of the frames of all others, and with their mirror images."""
@@ -290,8 +288,7 @@ def _correlation(a_P2KK: NDArray[np.float32], b_P2KK: NDArray[np.float32]) -> ND
     """Return the correlation of two clips, or of one with the mirror image of the other if that is larger."""
     products = a_P2KK * b_P2KK
     odd: NDArray[np.float32] = np.abs(products[..., 1::2].sum(axis=(1, 2, 3)))  # the signs that mirroring turns
-    result: NDArray[np.float32] = products[..., ::2].sum(axis=(1, 2, 3)) + odd
-    return result
+    return np.asarray(products[..., ::2].sum(axis=(1, 2, 3)) + odd)
 
 
 def _unit(found_P2KK: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -301,8 +298,7 @@ def _unit(found_P2KK: NDArray[np.float32]) -> NDArray[np.float32]:
     """
     weighted = found_P2KK * _WEIGHTS
     length = np.sqrt(np.square(weighted).sum(axis=(1, 2, 3), keepdims=True))
-    unit: NDArray[np.float32] = weighted / np.maximum(length, 1e-6)
-    return unit
+    return np.asarray(weighted / np.maximum(length, 1e-6))
 
 
 _WEIGHTS = np.sqrt(np.hypot(np.arange(_COMPARED)[:, None], np.arange(_COMPARED)[None])).astype(np.float32)

@@ -70,8 +70,7 @@ def near_duplicates(vectors_NK: NDArray[np.int8]) -> Pairs:
             new = np.setdiff1d(np.minimum(low, high) * count + np.maximum(low, high), found)
             some = usable[np.stack(np.divmod(new, count), axis=1)]
             found = np.union1d(found, new[_cosines(vectors_NK, some) >= LEAST_COSINE])
-    pairs: Pairs = usable[np.stack(np.divmod(found, max(count, 1)), axis=1)]
-    return pairs
+    return np.asarray(usable[np.stack(np.divmod(found, max(count, 1)), axis=1)])
 
 
 def _packed_signs(vectors_NK: NDArray[np.int8], usable: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -101,8 +100,7 @@ def _neighbours(signs: NDArray[np.uint64], order: int) -> Iterator[tuple[NDArray
 
 def _unit(vectors_NK: NDArray[np.int8]) -> NDArray[np.float32]:
     vectors = vectors_NK.astype(np.float32)
-    unit: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    return unit
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
 
 
 def _cosines(vectors_NK: NDArray[np.int8], pairs: Pairs) -> NDArray[np.float32]:

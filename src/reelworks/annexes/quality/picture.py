@@ -131,8 +131,7 @@ class Noise(_OfFrames):
         side = self._PART_PX
         down, across = height // side, width // side
         cut = values_NHW[:, : down * side, : across * side].reshape(n, down, side, across, side)
-        means: NDArray[np.float32] = cut.mean(axis=(2, 4))
-        return means
+        return np.asarray(cut.mean(axis=(2, 4)))
 
 
 @final

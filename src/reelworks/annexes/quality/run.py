@@ -25,8 +25,8 @@ from reelworks.annexes.quality.measure import ClipPictures, ComparedClips
 from reelworks.annexes.quality.networks import Networks, WaitingClip
 from reelworks.annexes.quality.sampling import Measurement, MeasureRequest
 from reelworks.core import executors, files, machine
+from reelworks.core.arrays import U64
 from reelworks.core.executors import Executor
-from reelworks.core.hash_rng import U64
 from reelworks.data.catalog.scan import probe_pool, scan
 from reelworks.data.catalog.store import companions, kept_measures, part_files
 from reelworks.data.catalog.store.kept_measures import KeptMeasures, WrittenColumn

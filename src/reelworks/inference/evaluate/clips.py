@@ -10,16 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from reelworks.core.arrays import Frames
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data.catalog.scan import caption_texts
 from reelworks.data.media import decode_pool, formats, probe
 from reelworks.data.media.decode import MediaError, Request
 from reelworks.data.media.formats import ProbeError
-
-Frames = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)

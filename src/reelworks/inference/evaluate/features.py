@@ -60,8 +60,7 @@ def kernel(a_ND: Array, b_MD: Array) -> float:
     n, m, features = len(a_ND), len(b_MD), a_ND.shape[1]
 
     def similar(x: Array, y: Array) -> Array:
-        result: Array = (x @ y.T / features + 1) ** 3
-        return result
+        return np.asarray((x @ y.T / features + 1) ** 3)
 
     aa, bb = similar(a_ND, a_ND), similar(b_MD, b_MD)
     within_a = (aa.sum() - np.trace(aa)) / (n * (n - 1))
@@ -82,8 +81,7 @@ class _PictureDistance:
 
     def features(self, clip: MeasuredClip) -> Array:
         """Return the features of some of a clip's frames, `[N, D]`."""
-        features: Array = self._network.pictures(clip)
-        return features
+        return np.asarray(self._network.pictures(clip))
 
     def distance(self, generated: Array, reference: Array) -> float:
         """Return the distance between two sets of features."""

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from reelworks.core.arrays import Frames
 from reelworks.inference.evaluate import networks
-from reelworks.inference.evaluate.clips import Frames, MeasuredClip
+from reelworks.inference.evaluate.clips import MeasuredClip
 from reelworks.inference.evaluate.metric import Array, Settings, Skip
 from reelworks.inference.evaluate.networks import ClipNetwork, PictureNetwork
 from reelworks.inference.evaluate.training_clips import Embed, Embedded
@@ -77,8 +78,7 @@ def thumbnail(clip: MeasuredClip) -> Array:
     small = np.array([_resized(frame, _THUMBNAIL_PX).ravel() for frame in clip.some_frames(_FRAMES)])
     centred = small - small.mean(axis=1, keepdims=True)
     length = np.linalg.norm(centred, axis=1, keepdims=True)
-    unit: Array = np.divide(centred, length, out=np.zeros_like(centred), where=length > 1e-6)
-    return unit
+    return np.asarray(np.divide(centred, length, out=np.zeros_like(centred), where=length > 1e-6))
 
 
 def _resized(frame_HW3: Frames, side_px: int) -> Array:

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 
 from reelworks.core import digests, trust
+from reelworks.core.arrays import Frames
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.inference.evaluate import registry
-from reelworks.inference.evaluate.clips import Frames, MeasuredClip, Unreadable
+from reelworks.inference.evaluate.clips import MeasuredClip, Unreadable
 from reelworks.inference.evaluate.metric import Array, ClipMetric, Metric, NearestMetric, SetMetric, Settings, Skip
 from reelworks.inference.evaluate.training_clips import TrainingClips
 from reelworks.inference.generate.pipeline import GenerateOptions

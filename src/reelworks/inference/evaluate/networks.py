@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from reelworks.core import optional_imports
-from reelworks.inference.evaluate.clips import Frames, MeasuredClip
+from reelworks.core.arrays import Frames
+from reelworks.inference.evaluate.clips import MeasuredClip
 from reelworks.inference.evaluate.metric import Array, Settings, Skip
 
 N = TypeVar("N")
@@ -143,5 +144,4 @@ class VideoMaeNetwork:
 
 def unit(features_ND: Array) -> Array:
     """Return features of length 1."""
-    normed: Array = features_ND / np.linalg.norm(features_ND, axis=1, keepdims=True)
-    return normed
+    return np.asarray(features_ND / np.linalg.norm(features_ND, axis=1, keepdims=True))

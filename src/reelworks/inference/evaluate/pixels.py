@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from reelworks.core import machine
+from reelworks.core.arrays import Frames
 from reelworks.core.shape import Shape
-from reelworks.inference.evaluate.clips import Frames, MeasuredClip
+from reelworks.inference.evaluate.clips import MeasuredClip
 from reelworks.inference.evaluate.metric import Settings, Skip
 
 _MAX_DB = 100.0  # of frames that are equal, for which the ratio is infinite
@@ -86,8 +87,7 @@ def _luma(clip: MeasuredClip, least: int, what: str) -> NDArray[np.float64]:
     """Return the luma of a clip's frames, `[T, H, W]` in levels of 255."""
     if len(clip.frames) < least:
         raise Skip(f"{what} needs {least} frames, and it has {len(clip.frames)}")
-    luma: NDArray[np.float64] = clip.frames @ np.array(_LUMA)
-    return luma
+    return np.asarray(clip.frames @ np.array(_LUMA))
 
 
 @final

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from reelworks.core.arrays import Frames
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
 from reelworks.data.catalog import sources
@@ -34,7 +35,6 @@ from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.recipe.dataset import sound_spec
 from reelworks.training.recipe.recipe import Recipe
 
-Frames = NDArray[np.uint8]
 WHITE = 255
 _LAST = math.nextafter(1.0, 0.0)  # as a draw in [0, 1): the last possible first frame
 

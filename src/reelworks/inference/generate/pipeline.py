@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reelworks.core import machine, units
+from reelworks.core.arrays import Frames
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data.media import decode
@@ -193,7 +194,7 @@ class _Generation:
         self._given_1N: Tensor | None = None  # True for condition frames that the network gets beside the noise
         self.sounds: list[Sound] = []
 
-    def make(self, reference: conditions.Frames | None) -> conditions.Frames:
+    def make(self, reference: Frames | None) -> Frames:
         """Generate a clip that begins with the frames of a reference, if there is one."""
         encoder, options, companions = self._encoder, self._options, self._companions
         shape, last = options.shape, options.conditions.last_frame

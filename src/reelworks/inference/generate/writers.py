@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from reelworks.core import files, storage
+from reelworks.core.arrays import Frames
 from reelworks.core.errors import UserError, nearest
 from reelworks.data.media import lettering
-
-Frames = NDArray[np.uint8]
 
 
 class Sound(NamedTuple):

@@ -17,6 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reelworks.core import blocks, results
+from reelworks.core.arrays import I64, U64, Mask
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.loader import segment_record
 from reelworks.data.run import history, records
@@ -35,9 +36,6 @@ from reelworks.training.coverage.coverage import (
     named_clips,
 )
 
-I64 = NDArray[np.int64]
-U64 = NDArray[np.uint64]
-Mask = NDArray[np.bool_]
 _FEW_CLIPS = (
     5_000_000  # of records that are read once; those of others are held for one epoch at a time, and read twice
 )

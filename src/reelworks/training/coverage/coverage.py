@@ -13,14 +13,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.core import results
+from reelworks.core.arrays import I64
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.catalog.query import filter_failures
 from reelworks.data.catalog.store import rows
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.schedule.cursor import Aliases
-
-I64 = NDArray[np.int64]
 
 
 class State(IntEnum):

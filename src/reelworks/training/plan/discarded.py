@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reelworks.core import blocks
+from reelworks.core.arrays import F64, I64, Integers
 from reelworks.data.schedule.plan import EpochPlan, Samples
 from reelworks.training.recipe.dataset import RecipeData
 
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
-Integers = NDArray[Any]  # of any width
 FILES_NAMED = 10
 _ROUNDING = 1e-6  # smaller shares are rounding errors
 
@@ -226,5 +222,4 @@ def _descending(value: F64 | Integers, count: int) -> I64:
     else:
         candidates = np.arange(len(value))
     candidates = candidates[value[candidates] > _ROUNDING]
-    order: I64 = candidates[np.argsort(-value[candidates], kind="stable")][:count]
-    return order
+    return np.asarray(candidates[np.argsort(-value[candidates], kind="stable")][:count])

@@ -7,12 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reelworks.core import blocks, files, log
+from reelworks.core.arrays import F64, I64, Integers
 from reelworks.core.errors import UserError
 from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
@@ -22,10 +22,6 @@ from reelworks.data.schedule.cost_fit import BatchTime, Timing
 from reelworks.data.schedule.plan import EpochPlan, PlanSpec
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.origin import Origin
-
-I64 = NDArray[np.int64]
-F64 = NDArray[np.float64]
-Integers = NDArray[Any]  # of any width
 
 
 @dataclass(frozen=True)

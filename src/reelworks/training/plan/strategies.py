@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reelworks.core import blocks
+from reelworks.core.arrays import I64
 from reelworks.data.buckets import tuned
 from reelworks.data.loader.position import DataPosition
 from reelworks.data.schedule import cost
@@ -20,8 +20,6 @@ from reelworks.data.schedule.plan import PlanSpec, Samples, plan_epoch
 from reelworks.training.plan import epoch_stats
 from reelworks.training.plan.epoch_stats import Figures
 from reelworks.training.recipe.dataset import RecipeData
-
-I64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

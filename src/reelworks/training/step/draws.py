@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reelworks.core import hash_rng, machine
-from reelworks.core.hash_rng import U64, Purpose
+from reelworks.core.arrays import U64
+from reelworks.core.hash_rng import Purpose
 from reelworks.core.shape import Geometry, Shape
 from reelworks.data.buckets.table import BucketTable
 from reelworks.data.loader import frame_masks, step_source

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from reelworks.core import hash_rng
-from reelworks.core.hash_rng import U64, Purpose
+from reelworks.core.arrays import U64
+from reelworks.core.hash_rng import Purpose
 from reelworks.data.buckets.table import BucketTable
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.loader.upload import to_device

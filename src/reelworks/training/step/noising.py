@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from reelworks.core import hash_rng
-from reelworks.core.hash_rng import U64, Purpose
+from reelworks.core.arrays import U64
+from reelworks.core.hash_rng import Purpose
 from reelworks.data.loader.upload import to_device
 from reelworks.models.objectives.config import ObjectiveConfig
 from reelworks.training.step import draws

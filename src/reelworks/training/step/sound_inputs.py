@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reelworks.core import hash_rng
-from reelworks.core.hash_rng import U64, Purpose
+from reelworks.core.arrays import U64
+from reelworks.core.hash_rng import Purpose
 from reelworks.core.shape import Geometry, Shape
 from reelworks.data.media.sound import SoundSpec
 from reelworks.models.api import DenoiserInputs
