@@ -197,10 +197,62 @@ def _ebml_number(file: BinaryIO, *, keep_marker: bool = False) -> int | None:
     return None if value == (1 << bits) - 1 else value
 
 
+def png_chunks(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """Yield kind and length of the chunks of a PNG, with the file at the content of each."""
+    at = 8
+    while True:
+        file.seek(at)
+        header = file.read(8)
+        if len(header) < 8 or not header[4:].isalpha():
+            return
+        length, kind = struct.unpack(">I4s", header)
+        yield kind, length
+        at += 12 + length
+
+
+def webp_chunks(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
+    """Yield kind, place and length of the chunks of a WebP that hold pixels."""
+    at = 12
+    while True:
+        file.seek(at)
+        header = file.read(8)
+        if len(header) < 8:
+            return
+        kind, length = struct.unpack("<4sI", header)
+        if kind in (b"VP8 ", b"VP8L", b"ANMF"):
+            yield kind, at + 8, length
+        at += 8 + length + length % 2
+
+
+def coded_items(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
+    """Yield kind, place and length of the coded pictures and tiles of HEIF (ISO/IEC 14496-12, sections 8.11.3 and 8.11.6)."""
+    meta = top_box(file, b"meta")[4:]
+    listed, table = box(meta, b"iinf"), io.BytesIO(box(meta, b"iloc"))
+    kinds = dict[int, bytes]()
+    for _, infe in boxes(listed[8 if listed[:1] > b"\0" else 6 :]):
+        end = 8 if infe[:1] > b"\2" else 6
+        kinds[int.from_bytes(infe[4:end], "big")] = infe[end + 2 : end + 6]
+
+    def number(num_bytes: int) -> int:
+        return int.from_bytes(table.read(num_bytes), "big")
+
+    version, _, sizes, more = number(1), number(3), number(1), number(1)
+    for _ in range(number(4 if version == 2 else 2)):
+        kind = kinds.get(number(4 if version == 2 else 2), b"")
+        is_in_file = not version or number(2) & 15 == 0
+        number(2)
+        base, num_extents = number(more >> 4), number(2)
+        for _ in range(num_extents):
+            number(more & 15 if version else 0)
+            at, length = base + number(sizes >> 4), number(sizes & 15)
+            if is_in_file and kind in (b"av01", b"hvc1"):
+                yield kind, at, length
+
+
 def stated_bytes(file: BinaryIO, size: int) -> int:
     """Return the length that the container of a file of this size states, from where the file is open.
 
-    Supports MP4, QuickTime and HEIF, Matroska and WebM, AVI and WebP; the result is 0 for other containers, which state no
+    Supports MP4 and QuickTime, Matroska and WebM, and AVI; the result is 0 for other containers, which state no
     length, and for files whose length a live recorder left open.
     """
     head = file.read(12)
@@ -208,7 +260,7 @@ def stated_bytes(file: BinaryIO, size: int) -> int:
         return _mp4_end(file, size)
     if head[:4] == _EBML_HEADER:
         return _matroska_end(file)
-    if head[:4] == b"RIFF" and head[8:12] in (b"AVI ", b"WEBP"):
+    if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
         length = int.from_bytes(head[4:8], "little")
         # Unclosed files state 0 or all ones; an odd chunk's padding byte may be absent.
         return 0 if length in (0, 0xFFFFFFFF) else 8 + length - length % 2

@@ -8,6 +8,7 @@ containers, rotation and mirroring of phone videos, EXIF orientation and the sha
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ from av.bitstream import BitStreamFilterContext
 from numpy.typing import NDArray
 from PIL import Image
 
-from reelworks.data.media import display, formats, frame_times, location, pictures, video
+from reelworks.data.media import containers, display, formats, frame_times, location, pictures, video
 from reelworks.data.media.containers import stated_bytes
 from reelworks.data.media.formats import ProbeError, kind_of, why_not_read
 from reelworks.data.media.frame_times import FrameTimes, Packets
@@ -30,7 +31,7 @@ from reelworks.data.media.location import MediaPath
 from reelworks.data.media.video import OpenVideo
 
 # Raise it when files get other measures: those that a catalog has are then opened again by its next scan.
-VERSION = 4
+VERSION = 5
 
 
 class FrameTiming(NamedTuple):
@@ -275,41 +276,41 @@ def _upright(orientation: int, height: int, width: int) -> dict[str, Any]:
     return {"height": height, "width": width, "rotation": rotation, "mirrored": orientation in _MIRRORED}
 
 
-_END_OF_JPEG = b"\xff\xd9"
+# Chunks of a PNG that pixels depend on, beside those that the first letter marks as needed.
+_PIXEL_CHUNKS = (b"fcTL", b"fdAT", b"tRNS")
 
 
-def _require_whole(file: BinaryIO, size: int) -> None:
-    """Raise an error for a picture that is damaged where no decoder looks.
+def _require_whole(file: BinaryIO) -> None:
+    """Raise an error for a picture whose pixels are damaged where no decoder looks; other data in the file do not count.
 
-    These are the checksums of PNG, and zeros at the end of files whose copy was broken off when they had their length
-    already, which other decoders take for pixels.
+    These are the checksums of PNG, and zeros at the end of pixels of WebP, AVIF and HEIF whose copy was broken off when the
+    file had its length already, which decoders take for pixels.
     """
     with pictures.picture(file) as image:
-        if image.format == "PNG":
-            image.verify()
-        elif image.format in ("JPEG", "MPO", "WEBP", "AVIF", "HEIF"):
-            file.seek(0)
-            end = stated_bytes(file, size) or size
-            file.seek(0)
-            content = file.read(end)
-            zeros = len(content) - len(data := content.rstrip(b"\0"))
-            if zeros >= _least_zeros(image, content) and not data.endswith(_END_OF_JPEG):
-                raise ProbeError(f"damaged: it ends with {zeros:,} zeros, as a copy that was broken off")
+        kind, num_pixels = image.format, image.width * image.height
+    if kind == "PNG":
+        for name, length in containers.png_chunks(file):
+            if name[:1].isupper() or name in _PIXEL_CHUNKS:
+                content = file.read(length + 4)
+                if len(content) == length + 4 and zlib.crc32(name + content[:-4]) != int.from_bytes(
+                    content[-4:], "big"
+                ):
+                    raise ProbeError(f"damaged: a checksum of its {name.decode()} is wrong")
+    elif kind in ("WEBP", "AVIF", "HEIF"):
+        for name, at, length in containers.webp_chunks(file) if kind == "WEBP" else containers.coded_items(file):
+            # WebP has some for flat parts: of encoders' settings, up to a byte for 72 pixels were seen, and for 3 if it is lossless.
+            flat = num_pixels // (32 if name == b"VP8 " else 2) if kind == "WEBP" else 0
+            file.seek(at)
+            content = file.read(length)
+            zeros = len(content) - len(content.rstrip(b"\0"))
+            if zeros >= max(flat, 64):
+                raise ProbeError(f"damaged: its pixels end with {zeros:,} zeros, as a copy that was broken off")
     file.seek(0)
-
-
-def _least_zeros(image: Image.Image, content: bytes) -> int:
-    """Return more zeros than a whole picture has at its end, where EXIF padded with zeros may lie.
-
-    WebP has some for flat parts: of encoders' settings, up to a byte for 72 pixels were seen, and for 3 if it is lossless.
-    """
-    flat = image.width * image.height // (2 if b"VP8L" in content[: 1 << 16] else 32) if image.format == "WEBP" else 0
-    return max(flat, 4096 if image.info.get("exif") else 64)
 
 
 def _picture(path: MediaPath) -> Probe:
     with location.opened(path) as f:
-        _require_whole(f, location.num_bytes(path))
+        _require_whole(f)
         return _of_picture(f)
 
 
