@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageCms, PngImagePlugin
 
 from reelworks.core.shape import Shape
-from reelworks.data.media import pictures, probe, tone_map
+from reelworks.data.media import framing, pictures, probe, tone_map
 from reelworks.data.media.decode import Frames, Request, load
 
 BT709, BT601, YCGCO, BT2020 = 1, 5, 8, 9
@@ -432,6 +432,16 @@ def test_hdr_that_a_picture_states_is_that_of_such_a_video(
     shown = load(Request(path, True, Shape(1, 32, 48)))[0, 16, 6::12]
     video = load(Request(hdr_clip(tmp_path / "a.mkv", transfer, codes / 255), False, Shape(4, 32, 48)))[:, 16, 24]
     assert np.abs(shown.astype(int) - video).max() <= (2 if suffix == "png" else 6)
+
+
+def test_colors_are_converted_at_the_size_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a picture as of a video: a picture of 45 MP would take gigabytes in floats."""
+    sizes, to_sdr = list[tuple[int, ...]](), tone_map.to_sdr
+    monkeypatch.setattr(tone_map, "to_sdr", lambda codes, *how: sizes.append(codes.shape) or to_sdr(codes, *how))
+    path = stating(tmp_path / "a.png", np.full((512, 768, 3), 130, np.uint8), 9, 16)
+    for resize in (framing.FILTERS["bicubic"], framing.FILTERS["area"]):
+        assert len(np.unique(load(Request(path, True, Shape(1, 32, 48), resize=resize)))) == 1
+    assert sizes == [(32, 48, 3)] * 2
 
 
 def wide_profile() -> bytes:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # processes that only decode start in two thirds of the time 
     from reelworks.data.media.config import DataConfig, ShortClips
 
 # Raise it when frames of the same request change: latents that were stored of them are then encoded again.
-VERSION = 4
+VERSION = 5
 # Open-Sora v1.2 conditions the model on this frame rate for pictures; its published weights expect it.
 IMAGE_FPS = 120.0
 # Rounding may leave a product such as 25 · (30 / 24) just below an integer.
@@ -272,14 +272,17 @@ def _by_reader(request: Request, read: FrameReader) -> Frames:
 
 
 def _resize(opened: Image.Image, request: Request) -> Frames:
-    image = displayed(opened, request.background, convert_profile=not request.nearest)
-    (height, width), pillow = request.cover(image.height, image.width), request.resize_filter.pillow
-    if (width, height) == image.size:
-        return _crop(np.asarray(image), request)
-    if pillow is not None:
-        return _crop(np.asarray(image.resize((width, height), Image.Resampling[pillow])), request)
-    frame = av.VideoFrame.from_ndarray(np.asarray(image), format="rgb24")
-    return _crop(_scaled(VideoReformatter(), frame, (height, width), "rgb24", request), request)
+    def resize(image: Image.Image) -> Image.Image:
+        (height, width), pillow = request.cover(image.height, image.width), request.resize_filter.pillow
+        if (width, height) == image.size:
+            return image
+        if pillow is not None:
+            return image.resize((width, height), Image.Resampling[pillow])
+        frame = av.VideoFrame.from_ndarray(np.asarray(image), format="rgb24")
+        return Image.fromarray(_scaled(VideoReformatter(), frame, (height, width), "rgb24", request))
+
+    image = displayed(opened, request.background, resize, convert_profile=not request.nearest)
+    return _crop(np.asarray(image), request)
 
 
 def _scaled(

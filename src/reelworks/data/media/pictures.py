@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from io import BytesIO
@@ -210,10 +210,13 @@ def is_transparent(image: Image.Image) -> bool:
     return is_read and image.convert("RGBA").getchannel("A").getextrema()[0] != 255
 
 
-def displayed(image: Image.Image, color: Color = WHITE, *, convert_profile: bool = True) -> Image.Image:
-    """Return the current frame of an opened picture in RGB, as a viewer shows it over a background of this colour.
+def displayed(
+    image: Image.Image, color: Color, resize: Callable[[Image.Image], Image.Image], *, convert_profile: bool = True
+) -> Image.Image:
+    """Return the current frame of an opened picture in RGB, as a viewer shows it over a background of this colour, resized.
 
-    `convert_profile` is false for data in the form of pictures, such as masks: their numbers are kept.
+    Colours that an opaque picture states are converted after `resize`, as those of videos are: before, it would take seconds and
+    gigabytes. `convert_profile` is false for data in the form of pictures, such as masks: their numbers are kept.
     """
     turned, is_kept = _TRANSPOSE.get(orientation(image)), not convert_profile or is_srgb(profile_name(image))
     stated = stated_colors(image) if convert_profile else StatedColors()
@@ -225,14 +228,18 @@ def displayed(image: Image.Image, color: Color = WHITE, *, convert_profile: bool
     alpha = image.convert("RGBA").getchannel("A") if has_alpha(image) else None
     if profile is not None:
         image = _to_srgb(image, profile)
-    if stated != StatedColors():
-        codes = np.asarray(image.convert("RGB")).astype(np.uint16) * 257
-        image = Image.fromarray(tone_map.to_sdr(codes, stated.transfer or "srgb", stated.primaries))
     if alpha is None:
-        return image.convert("RGB")
-    rgba = image.convert("RGBA")
+        return _in_sdr(resize(image.convert("RGB")), stated)
+    rgba = _in_sdr(image.convert("RGB"), stated).convert("RGBA")
     rgba.putalpha(alpha)
-    return Image.alpha_composite(Image.new("RGBA", rgba.size, (*color, 255)), rgba).convert("RGB")
+    return resize(Image.alpha_composite(Image.new("RGBA", rgba.size, (*color, 255)), rgba).convert("RGB"))
+
+
+def _in_sdr(image: Image.Image, stated: StatedColors) -> Image.Image:
+    if stated == StatedColors():
+        return image
+    codes = np.asarray(image).astype(np.uint16) * 257
+    return Image.fromarray(tone_map.to_sdr(codes, stated.transfer or "srgb", stated.primaries))
 
 
 def _mode(profile: ImageCms.ImageCmsProfile) -> str:

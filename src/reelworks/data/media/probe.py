@@ -21,7 +21,6 @@ import av
 import numpy as np
 from av.bitstream import BitStreamFilterContext
 from numpy.typing import NDArray
-from PIL import Image
 
 from reelworks.data.media import containers, display, formats, frame_times, location, pictures, video
 from reelworks.data.media.containers import stated_bytes
