@@ -200,11 +200,17 @@ def test_words_for_nothing_and_second_captions_are_said(folder: Path) -> None:
     assert again.unchanged == 4
 
 
-def test_an_empty_caption_hides_no_other(folder: Path) -> None:
+def test_an_empty_caption_hides_no_other_that_is_clear(folder: Path) -> None:
+    """It is told, since somebody may have emptied the file so that the clip has no caption."""
     contents = {"a.txt": b" \n", "a.caption": b"a cat", "b.txt": b"a dog", "b.caption": b""}
+    contents |= {"c.txt": b"", "c.png.txt": b"a fox", "d.txt": b"", "d.caption": b"an owl", "d.png.txt": b"a hen"}
     result, captions, again = scanned(folder, contents)
-    assert (captions["a"], captions["b"]) == ("a cat", "a dog")
-    assert (result.notes, again.unchanged) == ((), 2)
+    assert [captions[name] for name in "abcd"] == ["a cat", "a dog", "", ""]
+    assert [note.partition(": ")[2].partition(";")[0] for note in result.notes] == [
+        "2 clips have a second caption file with another text, which is not read",
+        "1 clip has an empty caption file beside another one, which is read",
+    ]
+    assert again.unchanged == 4
 
 
 def test_a_list_in_a_folder_is_told_with_how_it_is_read(folder: Path) -> None:

@@ -26,9 +26,10 @@ from reelworks.data.media.location import Location, MediaPath
 T = TypeVar("T")
 _LONGEST_WORD = max(map(len, NOTHING))
 _TICK_NS = 2_000_000_000
-_SECOND, _UNCLEAR, _NULL = "second", "unclear", "null"
+_SECOND, _EMPTY, _UNCLEAR, _NULL = "second", "empty", "unclear", "null"
 _REMARKS = {
     _SECOND: ("a second caption file with another text, which is not read", "keep one of the two"),
+    _EMPTY: ("an empty caption file beside another one, which is read", "delete the one that does not count"),
     _UNCLEAR: (
         "no caption of the same name; those of the same name up to the first dot are not used, since others have it too",
         "name each caption as its clip, but for the suffix",
@@ -54,13 +55,14 @@ class Unsettled(NamedTuple):
 def read(media: MediaPath, files: CaptionFiles) -> str | Unsettled | None:
     """Return a clip's caption without surrounding white space; None if there is none.
 
-    Of several files, each becomes a line. An empty one does not hide the one that would be read without it.
+    Of several files, each becomes a line. An empty one does not hide the only other one that differs in its suffix alone.
     """
     parts = [part for one in files.read if (part := _part(media, one)) is not None]
     rivals = [part for one in files.rivals if (part := _part(media, one))]
-    if rivals and not any(parts):
-        parts = [rivals.pop(0)]
     remarks = [_UNCLEAR] if files.unclear else []
+    if len(rivals) == 1 and not any(parts) and len({_base(one) for one in (*files.read, *files.rivals)}) == 1:
+        parts, rivals = rivals, []
+        remarks.append(_EMPTY)
     if any(_differ(part, rival) for part in parts[:1] for rival in rivals):
         remarks.append(_SECOND)
     if parts and not isinstance(parts[0], Raw) and len(parts) == 1 and not remarks and not is_null(parts[0]):
@@ -128,6 +130,10 @@ def _part(media: MediaPath, file: str | Range) -> str | Raw | None:
         raise OSError(error.errno, f"its caption {name}: {error.strerror or error}") from error
     text = text_encoding.decoded(data)
     return Raw(name, data) if text is None or text_encoding.is_doubtful(text) else _caption(text, name)
+
+
+def _base(file: str | Range) -> str:
+    return (file.name if isinstance(file, Range) else file).rpartition(".")[0]
 
 
 def _differ(one: str | Raw, other: str | Raw) -> bool:
