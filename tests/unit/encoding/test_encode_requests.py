@@ -104,6 +104,17 @@ def test_a_second_time_there_is_nothing_to_encode(recipe: dict[str, Any]) -> Non
     assert missing(recipe) == (0, 0)
 
 
+def test_what_an_earlier_version_decoded_is_told(recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    made_by = request_key.DECODER_VERSION - 2
+    monkeypatch.setattr(request_key.Keys.__init__, "__defaults__", (made_by,))
+    first = encode(recipe)
+    assert (first.clips, first.outdated) == (CLIPS, 0)
+    monkeypatch.undo()
+    forecast = prepared(recipe)[0].forecast()
+    assert (forecast.clips, forecast.captions, forecast.outdated) == (CLIPS, 0, CLIPS)
+    assert f"{CLIPS} clips are stored as an earlier version" in forecast.to_text()
+
+
 @pytest.fixture
 def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system without locks, as Lustre may be."""

@@ -179,11 +179,18 @@ class Wanted:
     request: str
 
 
-def of_request(kind: str, encoder: str, request: Request | None, fingerprint: str, *extra: Any) -> tuple[str, str]:
+def of_request(
+    kind: str,
+    encoder: str,
+    request: Request | None,
+    fingerprint: str,
+    *extra: Any,
+    decoder_version: int = DECODER_VERSION,
+) -> tuple[str, str]:
     """Return the key of a value that is encoded from a file, and the request as JSON text."""
     text = digests.json_text(None if request is None else _plain(request))
     # The JSON text of a list whose element the request is; to encode it a second time would double the time of a forecast.
-    before = digests.json_text([DECODER_VERSION, kind, encoder, fingerprint])[:-1]
+    before = digests.json_text([decoder_version, kind, encoder, fingerprint])[:-1]
     after = "".join(f",{digests.json_text(each)}" for each in extra)
     return digests.digest_bytes(f"{before},{text}{after}]".encode()), text
 
@@ -226,10 +233,10 @@ def _field_names(kind: type) -> tuple[str, ...] | None:
 
 
 class Keys:
-    """Keys of all values that the clips of a dataset need."""
+    """Keys of all values that the clips of a dataset need, or of those that an earlier version of decoding made of them."""
 
-    def __init__(self, data: Dataset, ids: EncoderIds) -> None:
-        self.data, self.ids = data, ids
+    def __init__(self, data: Dataset, ids: EncoderIds, decoder_version: int = DECODER_VERSION) -> None:
+        self.data, self.ids, self._decoder_version = data, ids, decoder_version
 
     def wanted(self, work: MicroBatchRequest) -> list[dict[str, Wanted]]:
         """Return all that training reads of each clip of a micro-batch by name: "latent", "text", "control" and so on."""
@@ -300,7 +307,7 @@ class Keys:
         return Wanted(key, SOUND, self.ids.sound, fingerprint, label, text)
 
     def _wanted(self, kind: str, encoder: str, request: Request, fingerprint: str, label: str, *extra: Any) -> Wanted:
-        key, text = of_request(kind, encoder, request, fingerprint, *extra)
+        key, text = of_request(kind, encoder, request, fingerprint, *extra, decoder_version=self._decoder_version)
         return Wanted(key, kind, encoder, fingerprint, label, text)
 
 

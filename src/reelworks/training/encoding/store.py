@@ -123,6 +123,11 @@ class EncodedStore:
         with self._lock:
             return key in self._pending or self._entry(key) is not None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no value is stored."""
+        return not len(self._words) and not self._added
+
     def missing(self, keys: Sequence[str]) -> set[str]:
         """Return the keys whose values are not stored."""
         with self._lock:

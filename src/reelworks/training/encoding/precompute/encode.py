@@ -23,7 +23,7 @@ from reelworks.training.encoding import values
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.encoding.precompute.encode_worker import EncodeWorker, Progress
 from reelworks.training.encoding.precompute.reachable import Chunk
-from reelworks.training.encoding.request_key import TEXTS
+from reelworks.training.encoding.request_key import DECODER_VERSION, TEXTS, Keys
 from reelworks.training.encoding.stored_batches import StoredLatents, latent_dtype
 
 _CAPTIONS = 64  # of a chunk
@@ -40,21 +40,27 @@ class EncodingForecast:
         captions: Captions without an embedding.
         bytes: Disk space of the missing values; embeddings are counted with all their tokens.
         known: Clips of which everything is stored.
+        outdated: Clips of which something is missing that is stored as an earlier version decoded it.
     """
 
     clips: int
     captions: int
     bytes: int
     known: int
+    outdated: int = 0
 
     def to_text(self) -> str:
         """Return a sentence for people."""
         if not self.clips and not self.captions:
             return f"{units.plural(self.known, 'clip')}: everything is stored"
         each = self.bytes / max(self.clips, 1)
+        outdated = (
+            f"; {units.plural(self.outdated, 'clip')} are stored as an earlier version of Reelworks decoded them, which is not "
+            "used: reelworks encode prune RECIPE deletes it"
+        )
         return (
             f"to encode: {units.plural(self.clips, 'clip')} and {units.plural(self.captions, 'caption')}, at most "
-            f"{units.size(self.bytes)} ({units.size(each)} a clip); {units.plural(self.known, 'clip')} are stored"
+            f"{units.size(self.bytes)} ({units.size(each)} a clip); {units.plural(self.known, 'clip')} are stored{outdated if self.outdated else ''}"
         )
 
 
@@ -131,7 +137,7 @@ class Encoding:
 
     def forecast(self) -> EncodingForecast:
         """Look up all values, and return what is missing."""
-        source, known, size = self.source, 0, 0
+        source, known, size, outdated = self.source, 0, 0, 0
         captions = dict[str, str]()
         self.missing_by_chunk = {}
         for number, chunk in enumerate(self.chunks):
@@ -146,6 +152,7 @@ class Encoding:
             known += len(wanted_of) - lacking
             if lacking:
                 self.missing_by_chunk[number] = lacking
+                outdated += self._outdated(work, lacks)
             if not source.keys.ids.text_sees_pictures:
                 texts = (wanted[name] for wanted in wanted_of for name in TEXTS if name in wanted)
                 captions |= {text.label: text.key for text in texts}
@@ -153,7 +160,17 @@ class Encoding:
         new = [text for text, key in captions.items() if key in missing]
         self.captions = [new[i : i + _CAPTIONS] for i in range(0, len(new), _CAPTIONS)]
         size += len(new) * self._text_bytes()
-        return EncodingForecast(sum(self.missing_by_chunk.values()), len(new), size, known)
+        return EncodingForecast(sum(self.missing_by_chunk.values()), len(new), size, known, outdated)
+
+    def _outdated(self, work: MicroBatchRequest, lacks: Sequence[Sequence[str]]) -> int:
+        """Return of how many clips something that they lack is stored as an earlier version decoded it."""
+        store, found = self.source.store, set[int]()
+        for version in range(1, DECODER_VERSION) if not store.is_empty else ():
+            earlier = Keys(self.source.data, self.source.keys.ids, version).wanted(work)
+            keys = [[of[name].key for name in names] for of, names in zip(earlier, lacks, strict=True)]
+            missing = store.missing([key for each in keys for key in each])
+            found |= {i for i, each in enumerate(keys) if not missing.issuperset(each)}
+        return len(found)
 
     def require_space(self, forecast: EncodingForecast) -> None:
         """Check that the disk has room for what is missing.
