@@ -417,6 +417,9 @@ def test_chromaticities_of_a_png_are_a_gamut(tmp_path: Path) -> None:
         Image.fromarray(pixels).save(tmp_path / "b.png", pnginfo=info)
         shown = load(Request(tmp_path / "b.png", True, Shape(1, 8, 8)))
         assert np.array_equal(shown[0], wanted[0] if is_p3 else pixels)
+        info.add(b"sRGB", b"\0")  # which counts in place of chromaticities
+        Image.fromarray(pixels).save(tmp_path / "b.png", pnginfo=info)
+        assert np.array_equal(load(Request(tmp_path / "b.png", True, Shape(1, 8, 8)))[0], pixels)
 
 
 @pytest.mark.parametrize("suffix", ["png", "avif", "heic"])
@@ -432,6 +435,18 @@ def test_hdr_that_a_picture_states_is_that_of_such_a_video(
     shown = load(Request(path, True, Shape(1, 32, 48)))[0, 16, 6::12]
     video = load(Request(hdr_clip(tmp_path / "a.mkv", transfer, codes / 255), False, Shape(4, 32, 48)))[:, 16, 24]
     assert np.abs(shown.astype(int) - video).max() <= (2 if suffix == "png" else 6)
+
+
+@pytest.mark.parametrize(
+    "text", [b"w\0" + b"x" * 70_000, b"w\0the IDAT chunk", b"w\0PQ by cICP, see", b"x" * 65_486 + b"cICP"]
+)
+def test_colors_that_a_png_states_are_in_a_chunk_of_their_own(tmp_path: Path, text: bytes) -> None:
+    """Whatever the texts before it have, as workflows of generators that are longer than the start of a file."""
+    path = stating(tmp_path / "a.png", np.full((8, 8, 3), 90, np.uint8), 12, 13)
+    head, tail = path.read_bytes()[:33], path.read_bytes()[33:]
+    chunk = struct.pack(">I", len(text)) + b"tEXt" + text + struct.pack(">I", zlib.crc32(b"tEXt" + text))
+    path.write_bytes(head + chunk + tail)
+    assert probe.probe(path).icc_profile == "Display P3"
 
 
 def test_colors_are_converted_at_the_size_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from reelworks.data.media import containers
 _PRIMARIES = {9: "bt2020", 12: "p3"}
 _TRANSFERS = {16: "pq", 18: "hlg"}
 _UNSTATED = 2
-_HEAD_BYTES = 1 << 16
 # Red, green and blue as x and y, in ten thousandths.
 _CHROMATICITIES = {(6800, 3200, 2650, 6900, 1500, 600): 12, (7080, 2920, 1700, 7970, 1310, 460): 9}
 
@@ -31,10 +30,14 @@ def of_picture(file: BinaryIO, picture_format: str | None, info: dict[str | tupl
     """Return the colours that an open picture with this format and `info` of Pillow states; others than those known count as sRGB."""
     at, numbers = file.tell(), (_UNSTATED, _UNSTATED)
     if picture_format == "PNG":
-        red_green_blue = tuple(round(10_000 * value) for value in info.get("chromaticity", ())[2:])
-        file.seek(0)
-        _, found, after = file.read(_HEAD_BYTES).partition(b"IDAT")[0].partition(b"cICP")
-        numbers = (after[0], after[1]) if found else (_CHROMATICITIES.get(red_green_blue, _UNSTATED), _UNSTATED)
+        # A chunk sRGB counts in place of chromaticities, and cICP in place of all (PNG, 3rd edition, section 4.3).
+        corners = () if "srgb" in info else info.get("chromaticity", ())[2:]
+        numbers = (_CHROMATICITIES.get(tuple(round(10_000 * value) for value in corners), _UNSTATED), _UNSTATED)
+        for kind, _ in containers.png_chunks(file):
+            if kind == b"cICP" and len(stated := file.read(2)) == 2:
+                numbers = (stated[0], stated[1])
+            if kind in (b"cICP", b"IDAT"):
+                break
     elif picture_format in ("AVIF", "HEIF"):
         numbers = _of_primary_item(containers.top_box(file, b"meta")[4:])
     file.seek(at)
