@@ -242,6 +242,12 @@ def test_a_start_makes_up_what_a_kill_left_out_after_the_save_that_it_resumes_fr
     steps = [event["step"] for event in told if event["kind"] == "checkpoint"]
     assert steps == ([2] if killed.startswith("before its") else [1, 2])
     assert len([event for event in told if event["kind"] == "export"]) == len(found)
+    for path in one.run.folder.exports_folder.iterdir():
+        path.unlink()
+    again = start(2, made)
+    again.make_up(is_last=is_last)
+    again.save_last(replace(one.position, global_step=2), {}, is_over=is_last)
+    assert not [*one.run.folder.exports_folder.iterdir()], "they were moved away"
 
 
 @pytest.mark.parametrize("is_over", [True, False])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -41,11 +41,18 @@ def path_of(run: RunFolder, step: int, weights: Weights, lora: str | None = None
 
 
 def write(
-    run: RunFolder, checkpoint: Path, config: ExportsConfig, *, step: int, epoch: int, is_last: bool = False
+    run: RunFolder,
+    checkpoint: Path,
+    config: ExportsConfig,
+    *,
+    step: int,
+    epoch: int,
+    is_last: bool = False,
+    told: Collection[str] = (),
 ) -> list[Path]:
     """Write a checkpoint's weights if the recipe's `[exports]` are due, or it is the last, unless they are there; on rank 0.
 
-    `epoch` counts from 0. The files are returned without shard numbers where they were cut into shards. Raises as
+    `epoch` counts from 0; `told` are names of files that were written of this checkpoint before, wherever they are now. The files are returned without shard numbers where they were cut into shards. Raises as
     `export.export_checkpoint` does; the checkpoint is not affected.
     """
     weights, folder = config.weights, run.exports_folder
@@ -62,7 +69,7 @@ def write(
         targets = {path_of(run, step, weights, lora.format if lora else None): lora for lora in loras}
         files = [file for target, lora in targets.items() for file in (lora.files(target) if lora else [target])]
         marks = dict([_KEPT_BY, ("save_id", verify.save_id(checkpoint))])
-        are_there = all(marks.items() <= _header(file).items() for file in files)
+        are_there = all(file.name in told or marks.items() <= _header(file).items() for file in files)
         if are_there or not (is_last or _is_due(run, weights, config.every_n_saves, step)):
             return []
         about = export.describe_run(run_id=run.info().id, recipe=recipe, step=step, epoch=epoch) | marks

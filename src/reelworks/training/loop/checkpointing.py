@@ -138,6 +138,7 @@ class CheckpointManager:
         self.observers: Sequence[StepObserver] = ()  # those that keep files in checkpoints
         self.measured_on: dict[str, str] = {}  # by metric, a digest of what it is measured on now
         self.exported: list[Path] = []  # files of the latest export of this start, on rank 0
+        self._told_exports = set[str]()  # names of those of the newest save, which somebody may have moved since
 
     def epochs_in_use(self) -> set[tuple[int, int]]:
         """Return data_restarts and epoch of the position in each checkpoint, without damaged ones."""
@@ -153,9 +154,14 @@ class CheckpointManager:
 
         `is_last` tells whether that is the last one of the training or a stage.
         """
-        step = self.saved_step
-        told = (event["step"] for event in events.stream(self._run.folder.events_file, "checkpoint"))
-        if step is not None and self._world.is_main and step not in told:
+        step, is_told = self.saved_step, False
+        for event in events.stream(self._run.folder.events_file, "checkpoint", "export") if self._world.is_main else ():
+            if event["step"] == step and event["kind"] == "export":
+                self._told_exports.add(event["name"])
+            elif event["step"] == step:
+                is_told = True
+                self._told_exports.clear()
+        if step is not None and self._world.is_main and not is_told:
             info = self._store.info(step)
             self._log.event("checkpoint", step=step, name=info.path.name, bytes=info.num_bytes, seconds=None)
         self._export(is_last=is_last)
@@ -322,6 +328,7 @@ class CheckpointManager:
     def _after_publishing(self, saved: Saved, *, is_last: bool) -> None:
         """Log and mirror a new checkpoint, delete old ones, export its weights, and compare with the grace period."""
         self._retry_at, self._needs_room = None, False
+        self._told_exports.clear()
         step, name = saved.info.step, saved.info.path.name
         self._log.event("checkpoint", step=step, name=name, bytes=saved.bytes, seconds=saved.seconds)
         logger.info("saved step %d: %s, %.1f s", step, units.size(saved.bytes), saved.seconds)
@@ -350,14 +357,16 @@ class CheckpointManager:
             self._log.event("retention", step=step, **as_event(decisions))
 
     def _export(self, *, is_last: bool) -> None:
-        """Export what the recipe asks for of the newest save, unless it is there; training continues if that fails."""
+        """Export what the recipe asks for of the newest save, unless it was; training continues if that fails."""
         step = self.saved_step
         if step is None or not self._world.is_main:
             return
         path, config = self._store.path(step), self._recipe.exports
         epoch = json.loads(load.read_extra(path, names.CURSOR))["epoch"]
         try:
-            written = exports_folder.write(self._run.folder, path, config, step=step, epoch=epoch, is_last=is_last)
+            written = exports_folder.write(
+                self._run.folder, path, config, step=step, epoch=epoch, is_last=is_last, told=self._told_exports
+            )
         except UserError as error:
             logger.warning(error)
         else:
