@@ -237,7 +237,8 @@ def coded_items(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
         return int.from_bytes(table.read(num_bytes), "big")
 
     version, _, sizes, more = number(1), number(3), number(1), number(1)
-    for _ in range(number(4 if version == 2 else 2)):
+    number(4 if version == 2 else 2)
+    while table.tell() < table.getbuffer().nbytes:
         kind = kinds.get(number(4 if version == 2 else 2), b"")
         is_in_file = not version or number(2) & 15 == 0
         number(2)
