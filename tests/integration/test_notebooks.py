@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -60,6 +61,20 @@ if received.count(signal.SIGINT) < 2:  # by a second one, it leaves without a sa
     Path("saved").touch()
 sys.exit(75)
 """
+# Python as it is before anything is installed, in a kernel: modules of its folder come first.
+NOT_INSTALLED = """
+import sys
+from pathlib import Path
+sys.path[:] = ["", "installed", *(p for p in sys.path if p and not Path(p, "reelworks", "__init__.py").exists())]
+"""
+INSTALL = """#!{python}
+import sys
+from pathlib import Path
+if sys.argv[1:4] != ["-m", "pip", "install"]:
+    sys.exit("1 problem")
+Path("installed").mkdir()
+Path("installed", "reelworks").symlink_to(Path(sys.argv[-1], "src", "reelworks").resolve())
+"""
 needs_scripts = pytest.mark.skipif(
     os.name == "nt", reason="what stands for the program is a script with its interpreter's path"
 )
@@ -115,6 +130,38 @@ def test_settings_reach_the_commands_as_they_are_written(tmp_path: Path, kind: s
 
 @pytest.mark.slow
 @needs_scripts
+@pytest.mark.parametrize("was_installed", [False, True])
+def test_it_installs_the_folder_beside_it_once_and_goes_on_whatever_the_doctor_tells(
+    tmp_path: Path, was_installed: bool
+) -> None:
+    (tmp_path / "reelworks").symlink_to(NOTEBOOK.parents[2])
+    before = [NOT_INSTALLED] if not was_installed else []
+    shell = start([*before, *cells_of('reelworks("doctor")'), "print('went on')"], INSTALL, tmp_path)
+    told = shell.communicate()[0]
+    assert shell.returncode == 0, told
+    assert "1 problem" in told
+    assert "went on" in told
+    assert (tmp_path / "installed").exists() != was_installed
+
+
+@pytest.mark.slow
+@needs_scripts
+def test_each_settings_have_a_name_of_their_own(tmp_path: Path) -> None:
+    settings = [
+        ("rw mug", "me/a"),
+        ("rw-mug", "me/a"),
+        *(("rwmug", f) for f in ("me/a", "me-a", "me a", "you/a", "é", "中")),
+    ]
+    print_names = f"for TRIGGER, PICTURES in 2 * {settings}: print('name', name())"
+    shell = start([*cells_of(), print_names], RECORD, tmp_path)
+    names = [line for line in shell.communicate()[0].splitlines() if line.startswith("name ")]
+    assert names[: len(settings)] == names[len(settings) :]
+    assert len(set(names)) == len(settings)
+    assert all(re.fullmatch(r"name [\w-]+", name) for name in names)
+
+
+@pytest.mark.slow
+@needs_scripts
 @pytest.mark.parametrize("interrupt", [os.kill, getattr(os, "killpg", None)], ids=["kernel", "group"])
 def test_the_stop_button_waits_until_the_training_has_saved(tmp_path: Path, interrupt: Any) -> None:
     """Jupyter interrupts all processes of a kernel's group, others the kernel alone. Here a save takes 1.5 s."""
@@ -145,7 +192,8 @@ def test_it_trains_a_lora_of_each_settings_as_often_as_it_is_run(
         Image.new("RGB", (96, 80), (60 * number, 200, 90)).save(tmp_path / "own" / f"{number}.png")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    loras = [tmp_path / f"wan-tiny-rwmug-{pictures}.safetensors" for pictures in ("mug", "own")]
+    loras = [path for name in ("mug", "own") for path in tmp_path.glob(f"wan-tiny-rwmug-{name}-*.safetensors")]
+    assert len(loras) == 2
     for path in loras:
         with safe_open(path, "pt") as lora:
             assert any("lora" in name for name in lora.keys())  # noqa: SIM118
