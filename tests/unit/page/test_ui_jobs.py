@@ -109,13 +109,36 @@ def test_a_command_that_starts_slowly_runs_until_its_process_has_ended(tmp_path,
     assert ended(queue, queue.stop(made[0].id)).code is not None
 
 
-def test_a_job_whose_page_ends_while_it_starts_it_waits_for_the_next_page(tmp_path):
+@pytest.mark.parametrize("has_been_started_again", [False, True])
+def test_a_job_whose_page_ends_while_it_starts_it_is_left_to_the_next_page(tmp_path, has_been_started_again):
+    """Its process may read the file late, when the next page has started the job, too."""
     job = jobs.PageJob("000001", "demo", "left", ("demo-data", str(tmp_path / "footage")), str(tmp_path), 0.0)
+    if has_been_started_again:
+        job = replace(job, state="running", started=2.0, writer=Process.here())
     jobs.write(tmp_path / "000001.json", job)
-    command = [sys.executable, "-m", job_process.__name__, str(tmp_path / "000001.json")]
+    command = [sys.executable, "-m", job_process.__name__, str(tmp_path / "000001.json"), "1.0"]
     subprocess.run(command, stdin=subprocess.DEVNULL, check=True)
     assert jobs.read(tmp_path / "000001.json") == job
     assert not (tmp_path / "footage").exists()
+
+
+def test_a_command_that_cannot_be_started_is_told_and_those_behind_it_begin(queue, tmp_path):
+    gone = tmp_path / "gone"
+    lost = queue.add("train", "a", ["--version"], gone)
+    behind = queue.add("train", "b", ["--version"], tmp_path)
+    assert queue.get(lost.id).state == "failed"
+    assert queue.error(queue.get(lost.id)).startswith("error: it could not be started: ")
+    assert ended(queue, behind).state == "done"
+
+
+def test_what_cannot_be_begun_on_a_full_disk_waits_until_it_can(queue, tmp_path):
+    left = jobs.PageJob("000001", "demo", "left", ("--version",), str(tmp_path), 0.0)
+    (queue.folder / "000001.out").mkdir(parents=True)  # no file can be made there
+    jobs.write(queue.folder / "000001.json", left)
+    time.sleep(2 * jobs._POLL_SECONDS)
+    assert queue.get("000001").state == "waiting"
+    (queue.folder / "000001.out").rmdir()
+    assert ended(queue, left).state == "done"
 
 
 @pytest.mark.slow

@@ -15,13 +15,13 @@ from reelworks.data.run.process import Process
 
 
 def main() -> None:
-    """Run the command of the job whose file is the only argument, once the page has written there that it runs."""
+    """Run the command of a job: its file and the time of its start are the arguments, and the page writes both there."""
     path = Path(sys.argv[1])
     for number in (*system.STOPS, *system.HANG_UPS):
         signal.signal(number, lambda *_: None)  # the command alone is asked to end; handlers are not inherited
     sys.stdin.read()
     job = jobs.read(path)
-    if job.state != "running":  # the page has ended before; the next one starts the job
+    if (job.state, str(job.started)) != ("running", sys.argv[2]):  # the page ended before; the next one starts the job
         return
     command = [sys.executable, "-m", "reelworks", *job.arguments]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, **system.REACHABLE)

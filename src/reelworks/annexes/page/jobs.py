@@ -162,7 +162,8 @@ class Jobs:
 
     def _work(self) -> None:
         while not self._stop.wait(_POLL_SECONDS):
-            self._step()
+            with suppress(OSError):  # such as a full disk: it waits on
+                self._step()
 
     def _step(self) -> None:
         with self._lock:
@@ -174,19 +175,24 @@ class Jobs:
                     trains |= job.kind == "train"
 
     def _launch(self, job: PageJob) -> None:
+        started, file = time.time(), self._file(job, ".json")
         with self._file(job, ".out").open("wb") as out, self._file(job, ".log").open("wb") as log:
-            process = subprocess.Popen(  # of its own session, so that no signal to the page reaches it
-                [sys.executable, "-m", "reelworks.annexes.page.job_process", str(self._file(job, ".json"))],
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=log,
-                cwd=job.cwd,
-                # Nothing is imported from the folder that it runs in.
-                env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"},
-                **system.OWN_GROUP,
-            )
+            try:
+                process = subprocess.Popen(  # of its own session, so that no signal to the page reaches it
+                    [sys.executable, "-m", "reelworks.annexes.page.job_process", str(file), str(started)],
+                    stdin=subprocess.PIPE,
+                    stdout=out,
+                    stderr=log,
+                    cwd=job.cwd,
+                    # Nothing is imported from the folder that it runs in.
+                    env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"},
+                    **system.OWN_GROUP,
+                )
+            except OSError as error:  # told there, for what waits behind it must not wait for ever
+                log.write(f"error: it could not be started: {error}\n".encode())
+                return write(file, replace(job, state="failed", ended=time.time()))
         assert process.stdin is not None
-        self._write(replace(job, state="running", started=time.time(), writer=Process.running(process.pid)))
+        write(file, replace(job, state="running", started=started, writer=Process.running(process.pid)))
         process.stdin.close()  # it begins; where this page has ended before that line, it does not
         threading.Thread(target=process.wait, name=f"job-{job.id}", daemon=True).start()
 
