@@ -128,31 +128,51 @@ def test_packages_that_do_not_fit_are_told(tmp_path: Path, monkeypatch: pytest.M
     assert any(each.startswith("diffusers 0.1 is installed, and >=") for each in told)
 
 
+_FAILS = "echo 'could not communicate with the driver'; exit 9"
+_UNUSED = "there is a GPU, and it is not used: "
+
+
 @pytest.mark.skipif(system.WINDOWS, reason="a script stands for the driver's program")
 @pytest.mark.parametrize(
-    ("does", "problem"),
+    ("does", "has_files", "told"),
     [
-        ("echo 'NVIDIA GeForce RTX 4090, 572.83'", "there is a GPU, and it is not used: this torch is for the CPU"),
-        ("echo 'could not communicate with the driver'; exit 9", "nvidia-smi fails: could not communicate"),
-        ("exec /bin/sleep 9", "nvidia-smi fails: "),
+        ("echo 'NVIDIA GeForce RTX 4090, 572.83'", False, [_UNUSED + "this torch is for the CPU"]),
+        (_FAILS, True, ["nvidia-smi fails: could not communicate", _UNUSED]),
+        ("exec /bin/sleep 9", False, ["nvidia-smi fails: "]),
+        (_FAILS, False, []),
+        ("echo 'No devices were found'; exit 6", False, []),
+        ("exit 0", False, []),
     ],
-    ids=["torch for the CPU", "broken driver", "hanging driver"],
+    ids=["torch for the CPU", "broken driver", "hanging driver", "driver without a card", "no card", "none listed"],
 )
-def test_a_card_that_torch_cannot_use_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, problem: str
+def test_a_card_that_torch_cannot_use_is_told_and_none_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, has_files: bool, told: list[str]
 ) -> None:
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{does}\n", encoding="utf-8")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(examine, "_DRIVER_SECONDS", 0.5)
-    monkeypatch.setattr(machine, "_GPU_FILES", ())
+    monkeypatch.setattr(machine, "_GPU_FILES", (str(tmp_path),) if has_files else ())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for name in ("cuda", "hip"):
         monkeypatch.setattr(torch.version, name, None)
     found = examine.Diagnosis()
+    facts = dict(examine._card(found))
+    assert len(found.problems) == len(told)
+    assert all(each.problem.startswith(start) and each.remedy for each, start in zip(found.problems, told, strict=True))
+    if told == []:
+        assert any(name.startswith("nvidia-smi") for name in facts)
+
+
+def test_a_gpu_that_is_left_alone_as_asked_is_used_again_by_the_same_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_GPU_FILES", (str(tmp_path),))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("REELWORKS_DEVICE", "cpu")
+    found = examine.Diagnosis()
     assert list(examine._card(found))
-    assert [each.problem.startswith(problem) for each in found.problems] == [True]
-    assert found.problems[0].remedy
+    assert [each.remedy for each in found.problems] == ["unset REELWORKS_DEVICE"]
 
 
 @pytest.mark.slow

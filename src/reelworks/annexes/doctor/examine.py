@@ -152,16 +152,20 @@ def _card(found: Diagnosis) -> Iterator[tuple[str, object]]:
         yield "card 0", f"Apple's GPU, {units.size(memory)} of the machine's memory"
         return
     yield "card", "none that torch can use: trainings run on the CPU"
-    if reason := machine.why_cpu() or ("nvidia-smi" in told and f"this torch is for {machine.torch_target()}"):
+    if reason := machine.why_cpu() or (told.get("nvidia-smi") and f"this torch is for {machine.torch_target()}"):
         reasons = "; ".join(str(each.message).splitlines()[0] for each in said)
-        found.ail(
-            f"there is a GPU, and it is not used: {reasons or reason}",
-            "install a torch for this card and driver, by https://pytorch.org/get-started, or a newer driver or macOS",
+        remedy = (
+            "install a torch for this card and driver, by https://pytorch.org/get-started, or a newer driver or macOS"
         )
+        remedy = "unset REELWORKS_DEVICE" if "REELWORKS_DEVICE" in reason else remedy
+        found.ail(f"there is a GPU, and it is not used: {reasons or reason}", remedy)
 
 
 def _drivers(found: Diagnosis) -> Iterator[tuple[str, str]]:
-    """Yield what the programs of drivers tell of their cards; one that fails, or does not answer, is a problem."""
+    """Yield what the programs of drivers tell of their cards.
+
+    One that does not answer is a problem, and one that fails where there is a card: many machines without have it.
+    """
     for program, arguments in (
         ("nvidia-smi", ("--query-gpu=name,driver_version,memory.total,memory.used", "--format=csv,noheader")),
         ("rocm-smi", ("--showproductname", "--showdriverversion", "--csv")),
@@ -175,6 +179,8 @@ def _drivers(found: Diagnosis) -> Iterator[tuple[str, str]]:
             told, text = None, str(error)
         if told is not None and told.returncode == 0:
             yield program, text
+        elif told is not None and not machine.has_gpu():
+            yield f"{program} fails", text
         else:
             found.ail(f"{program} fails: {text}", "install the driver of the card again, and restart the machine")
 
