@@ -275,3 +275,17 @@ def test_a_run_that_is_removed_while_it_is_shown_is_told(opened, tmp_path):
         shown.wait_for_selector("h1:text-is('run')")
         shutil.rmtree(tmp_path / "run")
         shown.wait_for_selector("h1:text-is('there is no such run any more')")
+
+
+def test_a_run_that_is_there_and_cannot_be_followed_is_drawn_once(opened, tmp_path):
+    """As behind a proxy that lets all through but streams."""
+    fabricate.make(tmp_path / "run", steps=2)
+    refusals, asked = [], []
+    with served(tmp_path) as address, window(opened, tolerates="502") as shown:
+        shown.route("**/follow", lambda route: (refusals.append(route), route.fulfill(status=502)))
+        shown.on("request", lambda request: asked.append(request.url) if request.url.endswith("/figures") else None)
+        went_to(shown, address, "#/runs", "td a")
+        shown.click("td a")
+        wait_for_request(shown, refusals)
+        shown.wait_for_timeout(1000)
+    assert (len(refusals), len(asked)) == (1, 1)

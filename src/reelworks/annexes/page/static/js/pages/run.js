@@ -55,7 +55,8 @@ export async function render(main, [key, tab = "overview"], signal) {
     }
   });
   let { step, others } = run;
-  const onEnd = () => dispatchEvent(new Event("hashchange")); // opens the page again, which tells why it cannot
+  // A run that is gone is opened again, which tells so; one that is still there merely cannot be followed.
+  const onEnd = () => get(`/runs/${key}`, signal).catch(() => signal.aborted || dispatchEvent(new Event("hashchange")));
   const onNews = news => {
     const now = news.last?.step ?? 0;
     if (now !== step || news.others !== others || news.state !== run.state) renewAll();
