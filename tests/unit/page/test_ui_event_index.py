@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reelworks.annexes.page import event_index
 from reelworks.annexes.page.event_index import EventIndex
 from reelworks.data.run import events
 from reelworks.training.coverage import speed
@@ -123,3 +124,31 @@ def test_the_time_of_a_step_is_that_between_the_last_ones(tmp_path):
     assert index.seconds_per_step(9) is None
     index.update()
     assert [index.seconds_per_step(most) for most in (1, 2, 3, 9)] == [None, 7.0, 6.0, 4.0]
+
+
+def test_one_that_rests_has_what_a_list_shows_and_all_again_when_it_is_needed_or_grows(tmp_path):
+    path = tmp_path / "events.jsonl"
+    lines = [json.dumps(line) + "\n" for line in lines_of([(900, 0), (300, 200), (100, 0)])]
+    path.write_text("".join(lines[:-1]), encoding="utf-8")
+
+    def shown(index, whole):
+        index.update(whole=whole)
+        few = index.steps(event_index.SPARK_STEPS), index.last_step(), index.seconds_per_step(event_index.SPEED_STEPS)
+        return *few, index.others, index.num_steps, index.complete
+
+    def every(index):
+        return index.steps(), index.sessions(), index.speed(), len(index.valid_steps())
+
+    resting, awake = EventIndex(path), EventIndex(path)
+    for whole in (False, True):
+        resting.update()
+        resting.rest()
+        assert resting.rests
+        assert shown(resting, whole) == shown(awake, True)
+        assert resting.rests != whole
+    assert every(resting) == every(awake)
+    resting.rest()
+    assert sum(map(len, (resting._offset, resting._step, *resting._numbers.values()))) < 100
+    path.write_text("".join(lines), encoding="utf-8")
+    assert shown(resting, False) == shown(awake, True)
+    assert every(resting) == every(awake)

@@ -196,3 +196,23 @@ def test_a_generation_names_the_field_that_is_not_allowed(client):
     for field, value in {"prompt": "", "width": 0, "num_frames": 0, "guidance_scale": 0.5, "seed": -1}.items():
         answer = client.post(f"/api/runs/{key}/checkpoints/40/generate", json={"prompt": "a", field: value})
         assert (answer.status_code, answer.json()["field"]) == (422, field)
+
+
+def test_of_runs_that_nobody_opened_only_what_the_list_shows_is_kept(tmp_path):
+    for name in "ab":
+        fabricate.make(tmp_path / name, steps=200)
+    with page(tmp_path) as client:
+        indices = client.app.state.context._indices
+
+        def rest():
+            return {path.name: index.rests for path, index in indices.items()}
+
+        listed = {run["name"]: run for run in client.get("/api/runs").json()}
+        until = time.monotonic() + 30
+        while rest() != {"a": True, "b": True} and time.monotonic() < until:
+            time.sleep(0.05)
+        assert rest() == {"a": True, "b": True}
+        assert {run["name"]: run for run in client.get("/api/runs").json()} == listed
+        assert len(client.get(f"/api/runs/{listed['a']['key']}/figures").json()) > 2
+        assert rest() == {"a": False, "b": True}
+        assert {run["name"]: run for run in client.get("/api/runs").json()} == listed

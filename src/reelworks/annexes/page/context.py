@@ -16,8 +16,10 @@ from reelworks.annexes.page.library import Library
 from reelworks.annexes.page.plan_sessions import PlanSessions
 from reelworks.annexes.page.thumbnails import Pictures
 from reelworks.annexes.page.workspace import Workspace
+from reelworks.data.run import lock
 from reelworks.data.run.folder import RunFolder
 
+_MOST_WHOLE = 64  # runs that were opened last, of which all steps are kept
 _AT_ONCE = 1 << 24  # bytes of events read before others get a turn
 
 
@@ -36,6 +38,7 @@ class Context:
         self.pictures = Pictures(workspace)
         self.plans = PlanSessions(workspace, opened)
         self._indices: dict[Path, EventIndex] = {}  # of all runs: those that a list left out would be read at each list
+        self._opened: list[Path] = []
         self._lock = threading.Lock()
         self.ends = threading.Event()
         self._reader = threading.Thread(target=self._read_ahead, name="events", daemon=True)
@@ -53,11 +56,18 @@ class Context:
         self.pictures.close()
         self._reader.join()
 
-    def index(self, run: RunFolder) -> EventIndex:
-        """Return the index of a run's events, as far as it was read; little that is new is read at once."""
+    def index(self, run: RunFolder, *, whole: bool = True) -> EventIndex:
+        """Return the index of a run's events, as far as it was read; little that is new is read at once.
+
+        One that is not `whole` has what the list of runs shows, or more.
+        """
         with self._lock:
-            index = self._indices.setdefault(run.path, EventIndex(run.events_file))
-        index.update(_AT_ONCE)
+            if run.path not in self._indices:
+                self._indices[run.path] = EventIndex(run.events_file)
+            index = self._indices[run.path]
+            if whole:
+                self._opened = [*(path for path in self._opened if path != run.path), run.path][-_MOST_WHOLE:]
+        index.update(_AT_ONCE, whole=whole)
         return index
 
     def _read_ahead(self) -> None:
@@ -68,9 +78,11 @@ class Context:
                 with self._lock:
                     self._indices = {path: index for path, index in self._indices.items() if path in runs}
                 for path in runs:
-                    index = self.index(RunFolder(path))
+                    index = self.index(run := RunFolder(path), whole=False)
                     while not index.complete and not self.ends.is_set():
                         index.update(_AT_ONCE)
+                    if not index.rests and path not in self._opened and lock.holder(run.lock_file) is None:
+                        index.rest()
                 self.ends.wait(2.0)
 
 

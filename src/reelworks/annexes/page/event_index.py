@@ -22,6 +22,8 @@ from reelworks.data.run.events import Event
 from reelworks.training.coverage.speed import Speed
 
 MAX_STEPS = 3000  # parsed for plots
+SPARK_STEPS = 48  # of a run in the list
+SPEED_STEPS = 60  # last steps from which the time left is computed
 _BLOCK_BYTES = 1 << 20
 _NUMBERS = ("loss", "clips", "seconds", "data_wait_seconds")
 _FIELDS = pa.schema(
@@ -38,6 +40,8 @@ class EventIndex:
         total_bytes: Size of the file when it was last looked at.
         read_bytes: How much of it was read.
         others: All events but steps, oldest first.
+        num_steps: Number of step events, also of those that a resume made void.
+        rests: Whether it has only what the list of runs shows (`rest`).
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,7 +50,8 @@ class EventIndex:
         self._clear()
 
     def _clear(self) -> None:
-        self.total_bytes = self.read_bytes = 0
+        self.total_bytes = self.read_bytes = self.num_steps = 0
+        self.rests = False
         self.others: list[Event] = []
         self._offset, self._step = array("q"), array("q")
         self._numbers = {name: array("d") for name in _NUMBERS}  # of each step; `clips` as `Speed` counts them
@@ -59,20 +64,32 @@ class EventIndex:
         """True if everything that was in the file when it was last looked at was read."""
         return self.read_bytes >= self.total_bytes
 
-    def update(self, most_bytes: int | None = None) -> bool:
-        """Read what was added since, at most so many bytes; return whether there was anything."""
+    def rest(self) -> None:
+        """Forget the steps, but what the list of runs shows: the few of its curve, and the last ones."""
+        self.steps(SPARK_STEPS)
+        with self._lock:
+            if self.complete and (kept := self._kept.get(SPARK_STEPS)) and kept[0] == self._state():
+                self._kept, self._offset = {SPARK_STEPS: kept}, self._offset[-SPEED_STEPS:]
+                self._step, self._numbers, self.rests = array("q"), {}, True
+
+    def update(self, most_bytes: int | None = None, *, whole: bool = True) -> bool:
+        """Read what was added since, at most so many bytes; return whether there was anything.
+
+        After `rest`, the file is read from its start when it has grown, or the `whole` of it is needed.
+        """
         with self._lock:
             try:
                 with self.path.open("rb") as file:
-                    return self._update(file, most_bytes)
+                    return self._update(file, most_bytes, whole)
             except FileNotFoundError:
                 self._clear()
                 return False
 
-    def _update(self, file: BinaryIO, most_bytes: int | None) -> bool:
+    def _update(self, file: BinaryIO, most_bytes: int | None, whole: bool) -> bool:
         about = self.path.stat()
         identity = (about.st_dev, about.st_ino)
-        if identity != self._file or about.st_size < self.read_bytes:  # another run in the same folder
+        is_other = identity != self._file or about.st_size < self.read_bytes  # another run in the same folder
+        if is_other or (self.rests and (whole or about.st_size > self.read_bytes)):
             self._clear()
             self._file = identity
         begun, self.total_bytes = self.read_bytes, about.st_size
@@ -107,11 +124,10 @@ class EventIndex:
         for name, values in self._numbers.items():
             values.frombytes(as_numpy(steps[name].fill_null(np.nan if name == "loss" else 0.0)).tobytes())
         self.read_bytes = int(ends[-1])
+        self.num_steps += int(is_step.sum())
 
-    @property
-    def num_steps(self) -> int:
-        """Number of step events, also of those that a resume made void."""
-        return len(self._step)
+    def _state(self) -> Any:
+        return self._file, self.num_steps, len(self.others)
 
     def valid_steps(self) -> I64:
         """Return the places of steps that no resume made void, as `data.run.events.timeline` tells them."""
@@ -157,7 +173,7 @@ class EventIndex:
         Where steps are left out, a loss is the mean of its step and of those left out before it.
         """
         with self._lock:
-            state = (self._file, self.num_steps, len(self.others))
+            state = self._state()
             if most in self._kept and self._kept[most][0] == state:
                 return self._kept[most][1]
             at = self.valid_steps()

@@ -16,7 +16,7 @@ from cachetools import TTLCache, cached
 from reelworks.annexes.page import datasets, understood
 from reelworks.annexes.page.context import Context
 from reelworks.annexes.page.datasets import FileStatus
-from reelworks.annexes.page.event_index import EventIndex
+from reelworks.annexes.page.event_index import SPARK_STEPS, SPEED_STEPS, EventIndex
 from reelworks.annexes.page.jobs import PageJob
 from reelworks.annexes.page.workspace import key_of, text_of
 from reelworks.core import results, user_files
@@ -31,8 +31,6 @@ from reelworks.training.coverage import clip_history
 from reelworks.training.plan import plan_report
 
 Json = dict[str, Any]
-_SPARK_POINTS = 48
-_SPEED_STEPS = 60  # last steps from which the time left is computed
 _SIZE_SECONDS = 30  # a run's size is measured so often at most
 
 
@@ -53,8 +51,8 @@ def row(context: Context, key: str, path: Path, jobs: Mapping[str, PageJob]) -> 
     """Return what the list of runs shows of one, with the jobs of `jobs_of_runs`."""
     run = RunFolder(path)
     about: Json = {"key": key, "name": text_of(Path(path.name)), "path": context.workspace.label(path)}
-    index = context.index(run)
-    spark = [event.get("loss") for event in index.steps(_SPARK_POINTS)]
+    index = context.index(run, whole=False)
+    spark = [event.get("loss") for event in index.steps(SPARK_STEPS)]
     last = index.last_step()
     total = total_steps(run)
     state = _state(context, jobs.get(key), run, index)
@@ -247,7 +245,7 @@ def total_steps(run: RunFolder) -> int | None:
 
 
 def _seconds_left(index: EventIndex, last: Event | None, total: int | None) -> float | None:
-    seconds = index.seconds_per_step(_SPEED_STEPS)
+    seconds = index.seconds_per_step(SPEED_STEPS)
     if total is None or last is None or seconds is None:
         return None
     return float(max(0, total - last["step"]) * seconds)
