@@ -111,7 +111,7 @@ class Jobs:
                         self._file(old, suffix).unlink(missing_ok=True)
             number = max((int(job.id) for job in known), default=0) + 1
             job = PageJob(f"{number:06}", kind, title, tuple(arguments), str(cwd), time.time(), subject=subject)
-            self._write(job)
+            write(self._file(job, ".json"), job)
         self._step()
         return self.get(job.id)
 
@@ -120,7 +120,7 @@ class Jobs:
         with self._lock:
             job = self.get(id)
             if job.state == "waiting":
-                self._write(replace(job, state="stopped", ended=time.time()))
+                write(self._file(job, ".json"), replace(job, state="stopped", ended=time.time()))
         while (job := self.get(id)).state == "running" and job.process is None:
             time.sleep(0.02)  # it begins, or its writer ends
         if job.state == "running" and job.process is not None:
@@ -200,14 +200,11 @@ class Jobs:
         """Return a job as it is: one whose process has vanished without a word has failed."""
         if job.state != "running" or any(each.lives() for each in (job.process, job.writer) if each):
             return job
-        again = read(self._file(job, ".json"))  # it may have ended just now
+        again = read(file := self._file(job, ".json"))  # it may have ended just now
         if again.state == "running":
             again = replace(again, state="failed", ended=time.time())
-            self._write(again)
+            write(file, again)
         return again
-
-    def _write(self, job: PageJob) -> None:
-        write(self._file(job, ".json"), job)
 
     def _file(self, job: PageJob, suffix: str) -> Path:
         return self.folder / f"{job.id}{suffix}"

@@ -80,11 +80,10 @@ def pulse(context: Context, key: str) -> Json:
     run = context.workspace.run(key)
     index = context.index(run)
     last = index.last_step()
-    kinds = len(index.others)
     shown = {k: last.get(k) for k in ("step", "loss", "time", "learning_rate", "seconds")} if last else None
     reading = None if index.complete else round(index.read_bytes / index.total_bytes, 2)
     job = jobs_of_runs(context).get(key)
-    return {"last": shown, "others": kinds, "reading": reading} | _state(context, job, run, index)
+    return {"last": shown, "others": len(index.others), "reading": reading} | _state(context, job, run, index)
 
 
 def data(context: Context, run: RunFolder) -> RunData:
@@ -99,7 +98,6 @@ def data(context: Context, run: RunFolder) -> RunData:
 def overview(context: Context, key: str, run: RunFolder) -> Json:
     """Return everything but curves, coverage and previews."""
     found = data(context, run)
-    reasons = [*run_facts.reasons(found.summary), *run_facts.failures(found)]
     facts = {
         "events_bytes": context.index(run).total_bytes,
         "others": len(context.index(run).others),
@@ -107,7 +105,7 @@ def overview(context: Context, key: str, run: RunFolder) -> Json:
         "accounting": run_facts.accounting(found.summary),
         "balance": run_facts.balance(found.summary),
         "buckets": run_facts.buckets(found.summary),
-        "reasons": reasons,
+        "reasons": [*run_facts.reasons(found.summary), *run_facts.failures(found)],
         "history": status.history(found),
         "warnings": plan_report.warnings(found.summary) if found.summary else [],
         "spikes": run_facts.spikes(found),
@@ -185,8 +183,7 @@ def _state(context: Context, job: PageJob | None, run: RunFolder, index: EventIn
     if not ended:
         return _state_row("not started", "plain", "")
     if ended[-1]["kind"] == "stop":
-        reason = ended[-1].get("reason", "")
-        if reason == "signal":
+        if ended[-1].get("reason") == "signal":
             return _state_row("stopped", "plain", "asked to stop; its work is saved")
         return _state_row("finished", "good", "")
     if ended[-1]["kind"] == "error":
