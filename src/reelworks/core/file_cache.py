@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from reelworks.core import files, system, user_files
+from reelworks.core import files, retry, storage, system, user_files
 from reelworks.core.errors import UserError
 
 FOLDER_VARIABLE, LIMIT_VARIABLE = "REELWORKS_CACHE", "REELWORKS_CACHE_GB"
@@ -56,11 +56,12 @@ class FileCache:
         """Give the copy of a name, which stays meanwhile; where there is none, `fetch` writes it to the path that it is given.
 
         Raises:
-            OSError: Of `fetch`; or, as one that may vanish, the copy was removed while it was read.
+            UserError: The folder cannot be written, or the copy in it not be read.
+            OSError: Of `fetch`; or, as one that may vanish, of the folder, or the copy was removed while it was read.
         """
         path = self.folder / name[:2] / name
         with ExitStack() as until:
-            while not _hold(path, until):
+            while not self._hold(path, until):
                 self._make(path, fetch)
             try:
                 yield path
@@ -72,19 +73,24 @@ class FileCache:
     def _make(self, path: Path, fetch: Callable[[Path], None]) -> None:
         part, lock = (path.with_name(f"{path.name}{end}") for end in (f".{uuid.uuid4().hex[:8]}.part", ".lock"))
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with lock.open("wb") as alone:
+            with files.writing(FOLDER_VARIABLE, self.folder):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            with self._own():
+                alone = lock.open("wb")
+            with alone:
                 with suppress(system.NoLocks):  # then each process makes one
                     system.lock(alone.fileno(), wait=True)
                 if path.exists():  # made by another meanwhile
                     return
-                fetch(part)
-                self._added += part.stat().st_size
-                part.replace(path)
-        except OSError as error:
-            if error.errno in files.FULL:  # which is not the remote file's fault
-                raise files.unwritable(FOLDER_VARIABLE, self.folder, error) from error
-            raise
+                try:
+                    fetch(part)
+                except OSError as error:
+                    if error.errno in files.FULL:  # which is not the remote file's fault
+                        raise files.unwritable(FOLDER_VARIABLE, self.folder, error) from error
+                    raise
+                with self._own():
+                    self._added += part.stat().st_size
+                    storage.rename(part, path)
         finally:
             for left in (part, lock):
                 with suppress(OSError):  # Windows removes no file that others have open
@@ -92,6 +98,31 @@ class FileCache:
         if self._added >= _LISTED_EACH * self.max_bytes:
             self._added = 0
             self._shrink(path)
+
+    def _hold(self, path: Path, until: ExitStack) -> bool:
+        """Open a copy, which then stays, and mark it as used; return whether there is one."""
+        with self._own():
+            try:
+                copy = until.enter_context(path.open("rb"))
+            except FileNotFoundError:
+                return False
+            with suppress(system.NoLocks):
+                system.lock(copy.fileno(), shared=True, wait=True)
+        with suppress(OSError):  # it is another user's, or the folder is read-only
+            os.utime(path)
+        return path.exists()
+
+    @contextmanager
+    def _own(self) -> Iterator[None]:
+        """Raise what the folder's disk says, which is nothing about remote files, as a `UserError`, unless it may vanish."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise OSError(errno.ESTALE, "the copy in the cache was removed meanwhile", str(self.folder)) from error
+        except OSError as error:
+            if retry.is_transient(error):
+                raise
+            raise files.unwritable(FOLDER_VARIABLE, self.folder, error) from error
 
     def _shrink(self, newest: Path) -> None:
         found, now = [], time.time()
@@ -111,15 +142,3 @@ class FileCache:
                     system.lock(copy.fileno())
                 path.unlink(missing_ok=True)
                 total -= size
-
-
-def _hold(path: Path, until: ExitStack) -> bool:
-    """Open a copy, which then stays, and mark it as used; return whether there is one."""
-    try:
-        copy = until.enter_context(path.open("rb"))
-        with suppress(system.NoLocks):
-            system.lock(copy.fileno(), shared=True, wait=True)
-        os.utime(path)
-    except FileNotFoundError:
-        return False
-    return True

@@ -238,6 +238,35 @@ def test_the_members_of_an_archive_stay_while_it_cannot_be_listed(
     assert "shard.tar: cannot be read now: TimeoutError" in note
 
 
+def test_a_cache_that_cannot_be_written_costs_no_rows(
+    files: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An archive is listed without it; what is to be copied ends the scan with the name of its variable."""
+    for name in ("clip 0.mp4", "shard.tar"):
+        MemoryFileSystem().pipe_file(f"/uncached/{name}", (files / name).read_bytes())
+    _, before = scan("memory://uncached", tmp_path / "catalog")
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("REELWORKS_CACHE", str(tmp_path / "a file" / "cache"))
+    location.cache.cache_clear()
+    result, rows = scan("memory://uncached", tmp_path / "catalog")
+    assert (result.unchanged, result.removed, result.bad) == (2, 0, 0)
+    MemoryFileSystem().pipe_file("/uncached/new.mp4", (files / "clip 0.mp4").read_bytes())
+    with refused("file-unwritable", "REELWORKS_CACHE"):
+        scan("memory://uncached", tmp_path / "catalog")
+    assert Catalog.open(tmp_path / "catalog").live().to_table() == rows.to_table() == before.to_table()
+
+
+@pytest.mark.parametrize("content", [b"", b'[[["one.m', b"\0" * 40, b'[[["one.mp4"]], ""]'])
+def test_headers_that_are_damaged_in_the_cache_are_read_anew(content: bytes, files: Path, cache: Path) -> None:
+    MemoryFileSystem().pipe_file("/damaged/shard.tar", (files / "shard.tar").read_bytes())
+    listed = list_address("d", "memory://damaged").entries
+    for i in range(2):
+        (kept,) = cache.glob("*/*.json")
+        kept.write_bytes(content if i == 0 else kept.read_bytes())
+        assert list_address("d", "memory://damaged").entries == listed
+        list_address("d", "memory://damaged")  # which keeps them again
+
+
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     """Sends the time of a file's last change, in whole seconds, and no hash."""
 

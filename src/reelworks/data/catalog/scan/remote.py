@@ -35,6 +35,7 @@ T = TypeVar("T")
 # Ends of empty objects that consoles and Hadoop write so that a bucket has a folder.
 _FOLDER_MARKERS = ("/", "_$folder$")
 _AT_ONCE = 16  # questions to a storage, whose answers take longer to come than to make
+_FORMAT = 1  # of the headers that are kept
 _MOST_UNANSWERED = 5  # files in a row, after which a storage counts as away
 
 
@@ -101,20 +102,8 @@ class _Storage:
             return [SourceFile(path, problem=location.problem(error))]
 
     def _members(self, path: str, info: dict[str, Any], sidecars: Counter[str]) -> list[SourceFile]:
-        version = location.version_of(info)
-        file = Location(location.address(self.url, path), path, size=int(info.get("size") or 0))
-
-        def fetch(target: Path) -> None:
-            with location.opened(file) as content:
-                target.write_text(json.dumps(archive.read(content)), encoding="utf-8")
-
-        key = digests.digest_json(["headers", file.file, file.size, version])
-        with location.cache().held(f"{key}.json", fetch) as kept:
-            headers, damage = json.loads(kept.read_text(encoding="utf-8"))
-        if damage or not version:  # which may be otherwise the next time
-            with suppress(OSError):  # somebody else reads or removes it
-                kept.unlink()
-        contents = archive.ArchiveHeaders([archive.MemberHeader(*header) for header in headers], damage)
+        size, version = int(info.get("size") or 0), location.version_of(info)
+        contents = _headers(Location(location.address(self.url, path), path, size=size, version=version))
         return archive.members(path, version, contents, sidecars)
 
     def _ask(self, question: Callable[[], T]) -> T:
@@ -136,6 +125,28 @@ class _Storage:
             value=self.url,
             remedy="check the address, the network and the credentials, such as AWS_ACCESS_KEY_ID",
         )
+
+
+def _headers(file: Location) -> archive.ArchiveHeaders:
+    """Return the headers of an archive, which are kept for its version if the cache can be written."""
+
+    def read() -> archive.ArchiveHeaders:
+        with location.opened(file) as content:
+            return archive.read(content)
+
+    def fetch(target: Path) -> None:
+        target.write_text(json.dumps(read()), encoding="utf-8")
+
+    cache, contents = location.cache(), None
+    key = digests.digest_json(["headers", _FORMAT, file.file, file.size, file.version])
+    with suppress(UserError), cache.held(f"{key}.json", fetch) as kept:
+        with suppress(ValueError, TypeError):  # a copy that a power cut has damaged
+            headers, damage = json.loads(kept.read_text(encoding="utf-8"))
+            contents = archive.ArchiveHeaders([archive.MemberHeader(*header) for header in headers], damage)
+        if contents is None or contents.damage or not file.version:  # which may be otherwise the next time
+            with suppress(OSError):  # somebody else reads or removes it
+                kept.unlink()
+    return read() if contents is None else contents
 
 
 def _entries(storage: _Storage, sidecars: Counter[str]) -> Iterator[SourceFile]:
