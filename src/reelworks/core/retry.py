@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -47,3 +48,36 @@ def with_retries(
                 raise
         (wait or time.sleep)(seconds)
     return work()
+
+
+class Asked:
+    """Asks a storage, patiently while it answers: after `many` errors in a row that may vanish, once for each.
+
+    What ends first counts first, in whichever thread: what is tried again ends after what was answered at once.
+    """
+
+    many = 5
+
+    def __init__(self) -> None:
+        self._lock, self._unanswered = threading.Lock(), 0
+
+    @property
+    def is_away(self) -> bool:
+        """Whether so many had no answer since the last one that had."""
+        return self._unanswered >= self.many
+
+    def __call__(self, work: Callable[[], T]) -> T:
+        """Return `work()`."""
+        answered = True
+        try:
+            return with_retries(work, waits_seconds=() if self.is_away else None)
+        except OSError as error:
+            answered = not is_transient(error)
+            raise
+        finally:
+            self.count(answered=answered)
+
+    def count(self, *, answered: bool) -> None:
+        """Count one more question."""
+        with self._lock:
+            self._unanswered = 0 if answered else self._unanswered + 1

@@ -393,6 +393,43 @@ def test_a_storage_that_does_not_answer_has_not_lost_its_files(
             _scan_list(root, [*names, "more.mp4"], tmp_path)
 
 
+def test_a_storage_is_away_only_if_it_answers_nothing_any_more(
+    faulty: type[_Faulty], cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that it does not give come to an end together, after all others, since they are asked for again."""
+    monkeypatch.setattr(retry, "WAITS_SECONDS", (0.0, 0.0, 0.2))
+    names = [f"{i:02d}{'-bad' * (i % 4 == 0)}.png" for i in range(32)]
+    (tmp_path / "web").mkdir()
+    for name in names:
+        media.write_picture(tmp_path / "web" / name)
+    with web_server(tmp_path / "web", faulty) as root:
+        faulty.fault, faulty.only = "500", "bad"
+        found = _scan_list(root, names, tmp_path)
+    assert all(("500" in str(error)) == ("bad" in name) for name, (_, error) in found.items())
+
+
+def test_files_of_a_storage_that_is_away_are_asked_for_once_each(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their rows stay."""
+    monkeypatch.setattr(retry, "WAITS_SECONDS", (0.0,) * 3)
+    media.write_picture(tmp_path / "a.png")
+    data, asked = (tmp_path / "a.png").read_bytes(), list[str]()
+
+    def away(_: object, path: str, *__: Any, **___: Any) -> None:
+        asked.append(path)
+        raise TimeoutError
+
+    for attempt in range(2):
+        for i in range(40):
+            MemoryFileSystem().pipe_file(f"/far/{i}.png", data)
+        result, _ = scan("memory://far", tmp_path / "catalog")
+        assert (result.found, result.removed, result.bad) == (40, 0, 0)
+        assert len(asked) <= 60 * attempt
+        monkeypatch.setattr(MemoryFileSystem, "get_file", away)
+    assert result.unchanged == 40
+
+
 def test_names_are_taken_literally(faulty: type[_Faulty], files: Path, cache: Path, tmp_path: Path) -> None:
     """Also where they have signs that mean something in addresses, and files of the names that are then meant."""
     names = ["a#1.mp4", "a#2.mp4", "a%20b.mp4", "a b.mp4", "q?v=1.mp4", "50%.mp4", "a+b.mp4", "a::b.mp4"]

@@ -187,10 +187,13 @@ def _is_file(file: str) -> bool:
     return False
 
 
-def remote_info(fs: Any, path: str, listed: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return what a storage tells of a file: what it has `listed`, unless it tells of one file more, such as its version."""
-    if listed and (any(listed.get(key) for key in _HASHES + _TIMES) or not _tells_of_one(fs)):
-        return listed
+def tells_more(fs: Any, listed: dict[str, Any]) -> bool:
+    """Return whether a storage tells of one file what makes it the same one, and has not listed that."""
+    return not any(listed.get(key) for key in _HASHES + _TIMES) and _tells_of_one(fs)
+
+
+def remote_info(fs: Any, path: str) -> dict[str, Any]:
+    """Return what a storage tells of a file now, such as its version."""
     with reached():
         fs.invalidate_cache(fs._parent(path))  # what was told before, when the folder was listed
     return _told(fs, path)

@@ -17,6 +17,7 @@ from reelworks.data.media.formats import ProbeError, kind_of
 from reelworks.data.media.frame_index import PackedTimes
 from reelworks.data.media.location import MediaPath
 
+ASKED = retry.Asked()  # by this process
 _Once = Callable[[Callable[[MediaPath], Any], MediaPath], Any]
 # Far above what healthy files take on a slow disk that many processes share; scenes are found by a network.
 _SECONDS, _SECONDS_PER_BYTE, _TIMES_FOR_SCENES = 120.0, 4e-6, 10
@@ -52,7 +53,7 @@ class Finding(NamedTuple):
 def examine(requests: Sequence[FileRequest]) -> list[Finding]:
     """Examine one file for each of its clips that are wanted; any problem with it becomes `Finding.error`.
 
-    A storage that does not answer is asked again.
+    A storage that does not answer is asked again, unless it is away for many files.
     """
     once: _Once = lru_cache(maxsize=None)(lambda measure, path: measure(path))
     packed = lru_cache(maxsize=None)(lambda path: frame_index.pack(once(frame_times.read, path)))
@@ -65,7 +66,7 @@ def _examine(request: FileRequest, once: _Once, packed: Callable[[MediaPath], Pa
     if request.problem is not None:
         return Finding(None, "", error=request.problem)
     try:
-        return retry.with_retries(lambda: _read(request, once, packed))
+        return ASKED(lambda: _read(request, once, packed))
     except OSError as error:
         return Finding(None, "", error=location.problem(error))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -36,7 +37,6 @@ T = TypeVar("T")
 _FOLDER_MARKERS = ("/", "_$folder$")
 _AT_ONCE = 16  # questions to a storage, whose answers take longer to come than to make
 _FORMAT = 1  # of the headers that are kept
-_MOST_UNANSWERED = 5  # files in a row, after which a storage counts as away
 
 
 def list_address(name: str, url: str) -> Listing:
@@ -72,7 +72,8 @@ class _Storage:
     def __init__(self, name: str, url: str, *, lists: bool) -> None:
         self._name, self.url = name, url
         self._fs, self._root = location.filesystem(url)
-        self._unanswered = 0
+        self._asked = retry.Asked()
+        self._answered: Callable[[], dict[str, Any]] | None = None  # the last question for a file that had an answer
         self.listed = self._find() if lists else None
 
     def _find(self) -> dict[str, dict[str, Any]]:
@@ -85,11 +86,16 @@ class _Storage:
         return {read(full.removeprefix(prefix)): info for full, info in below.items()}
 
     def info(self, path: str) -> dict[str, Any]:
-        """Return what `location.remote_info` does."""
+        """Return what the storage has listed of a file, or what it tells of it if that is more."""
         if self.listed is not None and path not in self.listed:
             raise FileNotFoundError
-        full, listed = location.address(self._root, path), (self.listed or {}).get(path)
-        return self._ask(lambda: location.remote_info(self._fs, full, listed))
+        listed = (self.listed or {}).get(path)
+        if listed and not location.tells_more(self._fs, listed):
+            return listed
+        question = partial(location.remote_info, self._fs, location.address(self._root, path))
+        answer = self._ask(question)
+        self._answered = question
+        return answer
 
     def members(self, path: str, sidecars: Counter[str]) -> list[SourceFile] | None:
         """List an archive, or tell why it is not read; None if there is none."""
@@ -108,14 +114,17 @@ class _Storage:
 
     def _ask(self, question: Callable[[], T]) -> T:
         try:
-            answer = retry.with_retries(question)
+            return self._asked(question)
         except OSError as error:
-            self._unanswered = self._unanswered + 1 if retry.is_transient(error) else 0
-            if self._unanswered == _MOST_UNANSWERED:
+            if self._asked.is_away and not self._answers():
                 raise self._away(error) from error
             raise
-        self._unanswered = 0
-        return answer
+
+    def _answers(self) -> bool:
+        """Return whether the storage still answers what it has answered before: else many files in a row have their faults."""
+        with suppress(OSError):
+            return self._answered is not None and bool(self._asked(self._answered))
+        return False
 
     def _away(self, error: Exception) -> UserError:
         return UserError(

@@ -23,7 +23,15 @@ from reelworks.core.executors import Executor, LocalExecutor
 from reelworks.data.catalog.config import Source, same_name
 from reelworks.data.catalog.scan import clip_ranges, probe_pool
 from reelworks.data.catalog.scan.caption_texts import Unsettled, Waiting
-from reelworks.data.catalog.scan.examine import FileRequest, Finding, examine, examine_on_node, failed, most_seconds
+from reelworks.data.catalog.scan.examine import (
+    ASKED,
+    FileRequest,
+    Finding,
+    examine,
+    examine_on_node,
+    failed,
+    most_seconds,
+)
 from reelworks.data.catalog.scan.journal import ScanJournal
 from reelworks.data.catalog.scan.listing import list_source
 from reelworks.data.catalog.scan.update import Listed, Task, Update
@@ -197,6 +205,7 @@ def _find_all(
     requests: Iterator[FileRequest], to_open: int, *, executor: Executor, finds_scenes: bool, in_threads: bool
 ) -> Iterator[Finding]:
     """Yield the findings of all requests, in order; `to_open` is about the number of files, in threads only if they are few."""
+    ASKED.count(answered=True)  # the storage of the last scan may be another, or be back
     is_here = isinstance(executor, LocalExecutor)
     are_few = is_here and to_open < PROCESSES_FROM
     in_threads = in_threads and are_few

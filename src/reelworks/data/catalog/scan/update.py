@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from reelworks.data.catalog.store import integrity, kept_measures
 from reelworks.data.catalog.store.schema import SCORE, as_numpy, with_scores
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.media import location, probe
-from reelworks.data.media.formats import is_sound, kind_of
+from reelworks.data.media.formats import is_archive, is_sound, kind_of
 from reelworks.data.media.frame_index import PackedTimes
 
 _ROWS_PER_BATCH = 8192  # rows collected as Python values before they are converted to Arrow arrays
@@ -230,15 +231,25 @@ class Update:
     def _keep(self, listed: Listed, request: FileRequest, number: int) -> bool:
         """Leave the rows of a file, or of the members of an archive, that is not read now; return whether any can be trained on."""
         path, paths = listed.files.entries[number].path, self._live.path
-        there = as_numpy(pc.or_(pc.equal(paths, path), pc.starts_with(paths, f"{path}/")))
-        there &= self._live.of_datasets([listed.dataset])
+        if is_archive(path):
+            rows = np.flatnonzero(as_numpy(pc.or_(pc.equal(paths, path), pc.starts_with(paths, f"{path}/"))))
+        else:
+            (order, words), word = self._by_path, hash_rng.text_words([path])
+            rows = order[np.searchsorted(words, word)[0] : np.searchsorted(words, word, side="right")[0]]
         if request.clip:  # one of several rows of a list
-            there &= np.arange(len(there)) == listed.position[number]
-        if not (there & self._live.readable).any():
+            rows = rows[rows == listed.position[number]]
+        rows = rows[np.array([self._live.dataset_name(row) == listed.dataset for row in rows.tolist()], dtype=np.bool_)]
+        if not self._live.readable[rows].any():
             return False
-        self._listed |= there
-        self.unchanged += int(there.sum())
+        self._listed[rows] = True
+        self.unchanged += len(rows)
         return True
+
+    @cached_property
+    def _by_path(self) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        words = self._live.text_words("path")
+        order = np.argsort(words, kind="stable")
+        return order, words[order]
 
     def _stays(self, position: int, listed: Listed, number: int, values: dict[str, Any]) -> bool:
         """Count a clip as new, changed or unchanged, and return whether its live row stays: it tells the file as it is now."""
