@@ -138,6 +138,17 @@ def test_a_journal_outlives_its_catalog(tmp_path: Path, monkeypatch: pytest.Monk
     assert shown(catalog) == shown(tmp_path / "uninterrupted")
 
 
+def test_each_scan_knows_whether_the_one_before_it_died(tmp_path: Path) -> None:
+    """Also of one that died before it found anything, after one that a person had stopped."""
+    with pytest.raises(Killed), journal.ScanJournal(tmp_path):
+        raise Killed
+    for died in (False, True, True):
+        dying = journal.ScanJournal(tmp_path)
+        assert dying.died == died
+        dying._file.close()
+        dying._reader.close()
+
+
 @pytest.mark.parametrize("content", [b"", b"{}\n", b"\xff\x00\n", b'{"format": 2, "measures": []}\nabc\n'])
 def test_a_journal_of_something_else_is_not_used(data: Path, tmp_path: Path, content: bytes) -> None:
     catalog = tmp_path / "catalog"

@@ -56,10 +56,11 @@ class ScanJournal:
             for line in stored if end else ():
                 if not line.endswith(b"\n"):  # the scan was killed while it wrote
                     break
-                if is_finding := line != _STOPPED:
-                    keys.append(int(line[:16], 16))
-                    offsets.append(end)
-                self.died = is_finding
+                self.died = line != _STOPPED
+                if not self.died:  # which is dropped, so that this scan, if it dies, ends with a finding or the header
+                    break
+                keys.append(int(line[:16], 16))
+                offsets.append(end)
                 end += len(line)
         unordered = np.array(keys, dtype=np.uint64)
         order = np.argsort(unordered, kind="stable")
