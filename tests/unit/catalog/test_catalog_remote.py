@@ -9,6 +9,7 @@ import tarfile
 import threading
 import time
 import urllib.parse
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -453,6 +454,21 @@ def test_names_are_taken_literally(faulty: type[_Faulty], files: Path, cache: Pa
     captions = {row["path"]: (row["error"], row["caption"]) for row in rows.to_table().to_pylist()}
     assert captions.pop("a::b.mp4") == (None, "of two parts")
     assert all(found == (None, None) for name, found in captions.items() if name.endswith(".mp4")), captions
+
+
+def test_clips_in_a_zip_in_a_storage_are_those_of_a_folder(cache: Path, tmp_path: Path) -> None:
+    """Its address is a chain of two; the names in it are literal here, too."""
+    names = ["a.png", "sub/50%25.png", "x::file:/y.png", "zip::b.png"]
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
+        for grey, name in enumerate(names):
+            Image.new("RGB", (16, 16), (grey,) * 3).save(tmp_path / "one.png")
+            packed.write(tmp_path / "one.png", f"clips/{name}")
+            packed.writestr(f"clips/{name[:-4]}.txt", name)
+    MemoryFileSystem().pipe_file("/zipped/a.zip", (tmp_path / "a.zip").read_bytes())
+    found = _greys("zip://clips::memory://zipped/a.zip", tmp_path / "catalog")
+    assert found == {name: (name, grey) for grey, name in enumerate(names)}
+    with refused("storage-unreadable"):
+        list_address("d", "zip://clips::memory://zipped/none.zip")
 
 
 def _greys(path: str, catalog: Path) -> dict[str, tuple[str | None, int]]:

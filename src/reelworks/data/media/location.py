@@ -28,6 +28,8 @@ from reelworks.data.media.formats import archives_of
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 _WEB = ("http://", "https://")
+# A chain of fsspec, such as "zip://clips::s3://bucket/a.zip": of the first, which reads files in another, others have no "::".
+_CHAIN = re.compile(r"^(zip|tar|dir|libarchive|reference)://.*?::")
 # What begins the reason why a file is not read if it says nothing about the file.
 UNREACHED = "cannot be read now"
 _BUSY = (408, 425, 429)  # answers of the web that others follow
@@ -63,9 +65,13 @@ def filesystem(url: str) -> tuple[Any, str]:
         UserError: fsspec does not know the protocol, or its library is not installed.
     """
     import fsspec  # slow to import, and only remote files need it
+    from fsspec.core import url_to_fs
     from fsspec.utils import get_protocol
 
     try:
+        if is_chain(url):
+            fs, path = url_to_fs(url)
+            return fs, urllib.parse.unquote(path)
         kind = fsspec.get_filesystem_class(get_protocol(url))
         # Not by `url_to_fs`, to which "::" in a name leads to another file system.
         return fsspec.filesystem(get_protocol(url), **kind._get_kwargs_from_urls(url)), str(kind._strip_protocol(url))
@@ -94,8 +100,16 @@ def is_web(url: str) -> bool:
     return url.startswith(_WEB)
 
 
+def is_chain(url: str) -> bool:
+    """Return whether an address is that of files in another file, such as a ZIP archive, whose address follows "::"."""
+    return bool(_CHAIN.match(url))
+
+
 def address(root: str, path: str) -> str:
-    """Return the address of a file by its path below another; in those of the web, signs of a name are encoded."""
+    """Return the address of a file by its path below another; in those of the web and in chains, signs of a name are encoded."""
+    if is_chain(root):
+        inside, of, outer = root.partition("::")
+        return f"{inside.rstrip('/')}/{urllib.parse.quote(path)}{of}{outer}"
     return f"{root.rstrip('/')}/{urllib.parse.quote(path) if is_web(root) else path}"
 
 
@@ -163,8 +177,9 @@ class Location:
     def with_name(self, name: str) -> Location:
         """Return the location of a file beside it, as `Path.with_name`."""
         assert self.start is None
-        folder, inside = (path[: path.rfind("/") + 1] for path in (self.file, self.name))
-        return Location(folder + (urllib.parse.quote(name) if is_web(folder) else name), inside + name)
+        file, of, outer = self.file.partition("::") if is_chain(self.file) else (self.file, "", "")
+        folder, inside = (path[: path.rfind("/")] for path in (file, "/" + self.name))
+        return Location(address(folder + of + outer, name), f"{inside}/{name}"[1:])
 
 
 MediaPath = Path | Location

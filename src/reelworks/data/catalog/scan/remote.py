@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import posixpath
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -71,7 +72,10 @@ class _Storage:
 
     def __init__(self, name: str, url: str, *, lists: bool) -> None:
         self._name, self.url = name, url
-        self._fs, self._root = location.filesystem(url)
+        try:
+            self._fs, self._root = location.filesystem(url)
+        except (OSError, zipfile.BadZipFile) as error:
+            raise self._away(error) from error
         self._asked = retry.Asked()
         self._answered: Callable[[], dict[str, Any]] | None = None  # the last question for a file that had an answer
         self.listed = self._find() if lists else None
