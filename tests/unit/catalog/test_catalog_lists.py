@@ -342,8 +342,12 @@ def test_a_list_with_the_files_in_it_is_refused(folder: Path, name: str, kind: s
     pq.write_table(pa.table({name: values, "text": ["red"] * 2}), folder / "meta.parquet")
     with refused("list-holds-files", says=f"the files themselves, in its column {name}"):
         scanned(folder / "meta.parquet")
-    pq.write_table(pa.table({"path": ["a.png", "sub/b.png"], "thumbnail": data}), folder / "meta.parquet")
-    assert scanned(folder / "meta.parquet").found == 2
+    if name != "file_name":  # which would be that of the paths
+        pq.write_table(pa.table({name: values, "file_name": ["sub/b.png", None]}), folder / "meta.parquet")
+        with pytest.raises(UserError, match="row 2 has no path"):
+            scanned(folder / "meta.parquet")
+        pq.write_table(pa.table({name: values, "file_name": ["a.png", "sub/b.png"]}), folder / "meta.parquet")
+        assert scanned(folder / "meta.parquet").found == 2
 
 
 @pytest.mark.parametrize("fps", ["2024-01-01", "true,24", {"num": 24, "den": 1}, [24]])
@@ -462,12 +466,16 @@ def test_an_animation_of_a_trusted_list_is_a_clip(tmp_path: Path, suffix: str) -
     still.save(tmp_path / f"b.{suffix}", kind)
     text = f"path,text,num_frames,height,width,fps\na.{suffix},x,5,16,32,10\nb.{suffix},x,1,16,32,\n"
     (tmp_path / "list.csv").write_text(text, encoding="utf-8")
+    if suffix == "jpg":  # a file of this name has one frame, whatever the list states
+        still.save(tmp_path / "c.jpg")
+        (tmp_path / "list.csv").write_text(f"{text}c.jpg,x,81,16,32,10\n", encoding="utf-8")
     source = Source.from_path(tmp_path / "list.csv")
     for trust in (True, False):
         scan_sources([replace(source, trust_list=trust)], tmp_path / f"catalog-{trust}", workers=1)
         rows = Catalog.open(tmp_path / f"catalog-{trust}").live()
         found = zip(rows.path.to_pylist(), rows.is_image.tolist(), rows.num_frames.tolist(), strict=True)
-        assert sorted(found) == [(f"a.{suffix}", False, 5), (f"b.{suffix}", True, 1)]
+        stills = [("c.jpg", True, 1)] if suffix == "jpg" else []
+        assert sorted(found) == [(f"a.{suffix}", False, 5), (f"b.{suffix}", True, 1), *stills]
     with pytest.raises(MediaError, match="the file has 1 frames, 5 are needed"):
         load(Request(tmp_path / f"b.{suffix}", is_image=False, shape=Shape(5, 16, 32)))
 

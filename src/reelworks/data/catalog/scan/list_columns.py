@@ -77,12 +77,16 @@ def read(table: Any) -> ListColumns:
     Several columns of one kind are one if they nowhere contradict each other; else the first is taken, with a note.
     """
     names = renamed(table.column_names)
+    with_files = set[str]()
     for name, usual, column in zip(table.column_names, names, table.columns, strict=True):
-        if (usual in PATH_NAMES or PATH not in names) and _has_files(column):
-            raise FilesInsideError(f"the list has the files themselves, in its column {name}")
+        if _has_files(column):
+            with_files.add(usual)
+            if usual == PATH or PATH not in names:
+                raise FilesInsideError(f"the list has the files themselves, in its column {name}")
     table = table.rename_columns(names)
     words, notes = Counter[str](), list[str]()
-    table, _ = _first_of(table, PATH_NAMES, lambda _, column: _paths(column), "paths", notes)
+    of_paths = [name for name in PATH_NAMES if name not in with_files]  # beside paths, that of a thumbnail is none
+    table, _ = _first_of(table, of_paths, lambda _, column: _paths(column), "paths", notes)
     table, caption = _first_of(table, CAPTION_NAMES, lambda n, column: _captions(n, column, words), "captions", notes)
     if words:
         named = ", ".join(f"{word} ({count})" for word, count in words.most_common())

@@ -206,6 +206,7 @@ def read(source: Source) -> Listing:
 
 _STATED = ("num_frames", "height", "width", "fps")
 _MOST_STATED = 1 << 40
+_STILL = (".jpg", ".jpeg", ".jpe", ".jfif", ".bmp")
 
 
 def _with_measures(entries: list[SourceFile], table: Any, source: Source) -> list[SourceFile]:
@@ -226,6 +227,8 @@ def _with_measures(entries: list[SourceFile], table: Any, source: Source) -> lis
 
 
 def _probe(path: str, num_frames: float, height: float, width: float, fps: float) -> probe.Probe | None:
+    if num_frames > 1 and formats.extension_of(path) in _STILL:  # the list errs, or the name does
+        return None
     kind = "video" if num_frames > 1 else formats.kind_of(path) or "video"  # pictures of several frames are clips
     if kind == "image":
         num_frames, fps = 1, 0.0
