@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import io
 import os
 import re
 import tarfile
@@ -158,6 +159,34 @@ def test_of_an_archive_little_more_than_headers_is_read_and_once_for_its_version
             listed = list_address("d", "s3://shards").entries
             assert [file._replace(mtime_ns=0) for file in listed] == expected
             assert sum(read) <= most
+
+
+def test_small_members_take_few_requests_and_large_ones_few_bytes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where both are in one archive, whose content is read as it is."""
+    asked, cat = list[int](), MemoryFileSystem.cat_file
+
+    def noted(fs: MemoryFileSystem, path: str, **span: Any) -> bytes:
+        data: bytes = cat(fs, path, **span)
+        asked.append(len(data))
+        return data
+
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for i, size in enumerate([60_000] * 400 + [8 << 20] * 3 + [60_000] * 40):
+            member = tarfile.TarInfo(f"{i:03d}.mp4")
+            member.size = size
+            archive.addfile(member, io.BytesIO(bytes(size)))
+    MemoryFileSystem().pipe_file("/sizes/a.tar", packed.getvalue())
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", noted)
+    assert len(list_address("d", "memory://sizes").entries) == 443
+    assert len(asked) < 20
+    assert sum(asked) < len(packed.getvalue()) - (8 << 20)
+    content = np.random.default_rng(0).bytes(3 << 20)
+    MemoryFileSystem().pipe_file("/sizes/b", content)
+    with location.opened(location.Location("memory://sizes/b", "b", 5, len(content) - 9)) as file:
+        for at, size in ((0, 3), (300_000, 7), (262_140, 9), (1 << 20, 1 << 20), (len(content) - 12, 99)):
+            file.seek(at)
+            assert file.read(size) == content[5:-4][at : at + size]
 
 
 def test_a_web_server_is_asked_for_several_files_at_once(cache: Path, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ _CHAIN = re.compile(r"^(zip|tar|dir|libarchive|reference)://.*?::")
 UNREACHED = "cannot be read now"
 _BUSY = (408, 425, 429)  # answers of the web that others follow
 # Of archives of large members, little more than the headers is read; small ones are not worth a request for each.
-_READ_AHEAD_BYTES = 1 << 18
+_LEAST_AHEAD_BYTES, _MOST_AHEAD_BYTES = 1 << 18, 1 << 23
 # What storages call the hash of a file's content, and the time of its last change.
 _HASHES = ("ETag", "etag", "blob_id", "md5Hash", "md5Checksum", "oid", "sha", "Content-MD5", "Digest")
 _TIMES = (
@@ -295,7 +295,7 @@ def _require_all(sent: int, told: int | None) -> None:
 def opened(file: MediaPath) -> io.BufferedReader:
     """Open a file, or its range, for reading; a remote one is read in ranges, and not copied. See `user_files.opened`."""
     if isinstance(file, Location) and is_url(file.file):
-        return io.BufferedReader(_Range(file.file, file.start or 0, file.size), _READ_AHEAD_BYTES)
+        return io.BufferedReader(_Range(file.file, file.start or 0, file.size))
     if isinstance(file, Location) and file.start is not None:
         return io.BufferedReader(_Range(user_files.opened(_path(file), buffering=0), file.start, file.size))
     whole: io.BufferedReader = user_files.opened(_path(file))
@@ -391,6 +391,11 @@ class _Range(io.RawIOBase):
 
     def __init__(self, file: io.FileIO | str, start: int, size: int) -> None:
         self._file, self._start, self._size, self._position = file, start, size, 0
+        self._most, self._from, self._ahead = (
+            0,
+            0,
+            b"",
+        )  # of a remote file: bytes asked for, and what the last request brought
 
     def readable(self) -> bool:
         return True
@@ -406,14 +411,26 @@ class _Range(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")[: max(self._size - self._position, 0)]
         if isinstance(self._file, str):
-            sent = _range(self._file, self._start + self._position, len(view)) if len(view) else b""
-            _require_all(count := len(sent), len(view))
-            view[:] = sent
+            count = self._copy(self._file, view)
         else:
             self._file.seek(self._start + self._position)
             count = self._file.readinto(view) or 0
         self._position += count
         return count
+
+    def _copy(self, url: str, view: memoryview) -> int:
+        """Read into a view what one request has brought; each brings twice as much while little is left out between them."""
+        if len(view) and not 0 <= self._position - self._from < len(self._ahead):
+            is_near = 0 <= self._position - self._from - len(self._ahead) < _LEAST_AHEAD_BYTES
+            most = min(2 * self._most, _MOST_AHEAD_BYTES) if self._ahead and is_near else _LEAST_AHEAD_BYTES
+            size = min(max(most, len(view)), self._size - self._position)
+            sent = _range(url, self._start + self._position, size)
+            _require_all(len(sent), size)
+            self._most, self._from, self._ahead = most, self._position, sent
+        at = self._position - self._from
+        part = self._ahead[at : at + len(view)]
+        view[: len(part)] = part
+        return len(part)
 
     def close(self) -> None:
         if not isinstance(self._file, str):
