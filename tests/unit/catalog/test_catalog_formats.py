@@ -132,11 +132,12 @@ def test_zeros_behind_the_pixels_damage_nothing(tmp_path: Path, suffix: str) -> 
 
 
 def test_chunks_of_a_png_without_pixels_damage_nothing(tmp_path: Path) -> None:
-    """A wrong checksum of a text, and an end that is missing; as libpng and browsers show such pictures."""
+    """A wrong checksum of a text, an end that is missing, data behind it; as libpng and browsers show such pictures."""
     whole = save_picture(Image.new("RGB", (8, 8), "red"), tmp_path / "a.png").read_bytes()
     pixels, end = whole[:-12], whole[-12:]
     text = struct.pack(">I", 3) + b"tEXta\0b" + bytes(4)
-    for content in (pixels + text + end, pixels + text, pixels):
+    behind = struct.pack(">I", 3) + b"IDATabc" + bytes(4)
+    for content in (pixels + text + end, pixels + text, pixels, whole + behind):
         (tmp_path / "a.png").write_bytes(content)
         assert probe.probe(tmp_path / "a.png").width == 8
 

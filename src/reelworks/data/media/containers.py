@@ -198,12 +198,12 @@ def _ebml_number(file: BinaryIO, *, keep_marker: bool = False) -> int | None:
 
 
 def png_chunks(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Yield kind and length of the chunks of a PNG, with the file at the content of each."""
+    """Yield kind and length of the chunks of a PNG before its end, with the file at the content of each."""
     at = 8
     while True:
         file.seek(at)
         header = file.read(8)
-        if len(header) < 8 or not header[4:].isalpha():
+        if len(header) < 8 or not header[4:].isalpha() or header[4:] == b"IEND":
             return
         length, kind = struct.unpack(">I4s", header)
         yield kind, length
