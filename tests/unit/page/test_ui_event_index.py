@@ -152,3 +152,7 @@ def test_one_that_rests_has_what_a_list_shows_and_all_again_when_it_is_needed_or
     path.write_text("".join(lines), encoding="utf-8")
     assert shown(resting, False) == shown(awake, True)
     assert every(resting) == every(awake)
+    path.write_text("".join(lines) + '{"kind":', encoding="utf-8")  # by a kill: it would be read at each look
+    resting.update()
+    resting.rest()
+    assert not resting.rests

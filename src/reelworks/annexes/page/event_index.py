@@ -68,7 +68,8 @@ class EventIndex:
         """Forget the steps, but what the list of runs shows: the few of its curve, and the last ones."""
         self.steps(SPARK_STEPS)
         with self._lock:
-            if self.complete and (kept := self._kept.get(SPARK_STEPS)) and kept[0] == self._state():
+            is_all = self.path.stat().st_size == self.read_bytes  # not where a killed run has left half a line
+            if is_all and (kept := self._kept.get(SPARK_STEPS)) and kept[0] == self._state():
                 self._kept, self._offset = {SPARK_STEPS: kept}, self._offset[-SPEED_STEPS:]
                 self._step, self._numbers, self.rests = array("q"), {}, True
 
@@ -98,8 +99,8 @@ class EventIndex:
         while self.read_bytes < until:
             lines = file.readlines(_BLOCK_BYTES)
             is_cut = not lines or not lines[-1].endswith(b"\n")
-            if whole := lines[: len(lines) - is_cut]:
-                self._take(whole)
+            if ended := lines[: len(lines) - is_cut]:
+                self._take(ended)
             if is_cut:
                 self.total_bytes = self.read_bytes  # the last line is being written
                 break
