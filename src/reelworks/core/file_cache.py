@@ -82,15 +82,14 @@ class FileCache:
                     system.lock(alone.fileno(), wait=True)
                 if path.exists():  # made by another meanwhile
                     return
-                try:
-                    fetch(part)
-                except OSError as error:
-                    if error.errno in files.FULL:  # which is not the remote file's fault
-                        raise files.unwritable(FOLDER_VARIABLE, self.folder, error) from error
-                    raise
+                fetch(part)
                 with self._own():
                     self._added += part.stat().st_size
                     storage.rename(part, path)
+        except OSError as error:
+            if error.errno in files.FULL:  # which is not the remote file's fault
+                raise files.unwritable(FOLDER_VARIABLE, self.folder, error) from error
+            raise
         finally:
             for left in (part, lock):
                 with suppress(OSError):  # Windows removes no file that others have open
@@ -137,7 +136,7 @@ class FileCache:
         for in_use, _, size, path in sorted(found):
             if in_use or total <= _SHRUNK_TO * self.max_bytes:
                 break
-            with suppress(BlockingIOError):  # somebody reads it
+            with suppress(BlockingIOError, PermissionError):  # somebody reads it, or it is another user's
                 with suppress(FileNotFoundError, PermissionError, system.NoLocks), path.open("rb+") as copy:
                     system.lock(copy.fileno())
                 path.unlink(missing_ok=True)

@@ -69,7 +69,7 @@ def filesystem(url: str) -> tuple[Any, str]:
     from fsspec.utils import get_protocol
 
     try:
-        if is_chain(url):
+        if _CHAIN.match(url):
             fs, path = url_to_fs(url)
             return fs, urllib.parse.unquote(path)
         kind = fsspec.get_filesystem_class(get_protocol(url))
@@ -100,17 +100,16 @@ def is_web(url: str) -> bool:
     return url.startswith(_WEB)
 
 
-def is_chain(url: str) -> bool:
-    """Return whether an address is that of files in another file, such as a ZIP archive, whose address follows "::"."""
-    return bool(_CHAIN.match(url))
+def _parted(url: str) -> tuple[str, str]:
+    """Return the first address of a chain, and what follows it, with its "::"; "" for an address that is none."""
+    chain = _CHAIN.match(url)
+    return (url[: chain.end() - 2], url[chain.end() - 2 :]) if chain else (url, "")
 
 
 def address(root: str, path: str) -> str:
     """Return the address of a file by its path below another; in those of the web and in chains, signs of a name are encoded."""
-    if is_chain(root):
-        inside, of, outer = root.partition("::")
-        return f"{inside.rstrip('/')}/{urllib.parse.quote(path)}{of}{outer}"
-    return f"{root.rstrip('/')}/{urllib.parse.quote(path) if is_web(root) else path}"
+    first, outer = _parted(root)
+    return f"{first.rstrip('/')}/{urllib.parse.quote(path) if outer or is_web(root) else path}{outer}"
 
 
 @contextlib.contextmanager
@@ -177,9 +176,9 @@ class Location:
     def with_name(self, name: str) -> Location:
         """Return the location of a file beside it, as `Path.with_name`."""
         assert self.start is None
-        file, of, outer = self.file.partition("::") if is_chain(self.file) else (self.file, "", "")
+        file, outer = _parted(self.file)
         folder, inside = (path[: path.rfind("/")] for path in (file, "/" + self.name))
-        return Location(address(folder + of + outer, name), f"{inside}/{name}"[1:])
+        return Location(address(folder + outer, name), f"{inside}/{name}"[1:])
 
 
 MediaPath = Path | Location
@@ -391,11 +390,7 @@ class _Range(io.RawIOBase):
 
     def __init__(self, file: io.FileIO | str, start: int, size: int) -> None:
         self._file, self._start, self._size, self._position = file, start, size, 0
-        self._most, self._from, self._ahead = (
-            0,
-            0,
-            b"",
-        )  # of a remote file: bytes asked for, and what the last request brought
+        self._most, self._from, self._ahead = 0, 0, b""  # what the last request asked for, and brought
 
     def readable(self) -> bool:
         return True

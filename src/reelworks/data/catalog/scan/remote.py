@@ -125,7 +125,7 @@ class _Storage:
             raise
 
     def _answers(self) -> bool:
-        """Return whether the storage still answers what it has answered before: else many files in a row have their faults."""
+        """Return whether the storage still answers what it has answered before; then it is the files that fail."""
         with suppress(OSError):
             return self._answered is not None and bool(self._asked(self._answered))
         return False
