@@ -94,7 +94,8 @@ def test_no_captions(reelworks, tiny, written, footage, tmp_path):
 
 def test_a_batch_too_large_for_memory(reelworks, tiny, written, monkeypatch):
     """Memory is limited for real: the rehearsal of the largest bucket fails before the first step."""
-    recipe = tiny(bucket=[{"resolution": "32px", "num_frames": [1, 5], "batch_size": [1, 60_000]}])
+    entry = {"resolution": "32px", "num_frames": [1, 5], "batch_size": [1, 60_000]}
+    recipe = tiny(bucket=[entry], buckets={"incomplete_batch": "pad"})
     code = children.in_child(_train_in_little_memory, recipe)
     text = children.output(recipe)
     expect((code, text.replace("starting fresh\n", "")), "bucket.batch_size", "60000", "gradient_checkpointing")
