@@ -53,7 +53,7 @@ export const get = (path, signal) => request("GET", path, undefined, signal);
 export const post = (path, body = {}, signal) => request("POST", path, body, signal);
 export const put = (path, body, signal) => request("PUT", path, body, signal);
 
-/** Call a function with each message of the server until the page is left, and another if there is nothing to follow any more. */
+/** Call a function with each message of the server until the page is left, and another where none will come. */
 export function follow(path, signal, onNews, onEnd) {
   const source = new EventSource(`/api${path}`);
   source.onmessage = event => onNews(JSON.parse(event.data));
