@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for_any
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from reelworks.core import shared_array, system
@@ -273,8 +274,11 @@ class _Channel:
             raise WorkerDied("a process ended during its call") from error
 
 
+_Call = tuple[Future[Any], Callable[[Any], Any], Any]  # where its result goes, the function and its argument
+
+
 class ThreadCalls:
-    """Makes each call in a thread of its own, with the interface of `WorkerPool`; safe to use from several threads.
+    """Makes calls in threads, each in one of its own while it lasts, with the interface of `WorkerPool`; safe to use from several threads.
 
     Calls begin at once, where a process first imports for a second or two. A thread cannot be ended: one that hangs is left
     behind, and goes on until the program ends, which it does not prevent.
@@ -283,6 +287,7 @@ class ThreadCalls:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running = set[Future[Any]]()
+        self._idle: list[SimpleQueue[_Call | None]] = []  # of threads that wait for a call
         self._is_closed = False
 
     def call(self, function: Callable[[T], R], value: T, timeout_seconds: float | None = None) -> R:
@@ -297,15 +302,12 @@ class ThreadCalls:
             if self._is_closed:
                 raise WorkerDied("the calls are closed")
             self._running.add(future)
+            queue = self._idle.pop() if self._idle else None
 
-        def run() -> None:
-            with suppress(InvalidStateError):  # closed before
-                try:
-                    future.set_result(function(value))
-                except BaseException as error:
-                    future.set_exception(error)
-
-        threading.Thread(target=run, daemon=True).start()
+        if queue is None:
+            queue = SimpleQueue()
+            threading.Thread(target=_make_calls, args=(queue,), daemon=True).start()
+        queue.put((future, function, value))
         try:
             if not wait([future], timeout_seconds).done:
                 raise WorkerHung(f"a call took more than {timeout_seconds:g} s")
@@ -313,6 +315,11 @@ class ThreadCalls:
         finally:
             with self._lock:
                 self._running.discard(future)
+                if future.done() and not self._is_closed:
+                    self._idle.append(queue)
+                else:
+                    queue.put(None)
+            del future  # its exception holds this frame
 
     def close(self) -> None:
         """Wait a little for the calls that are running; those that go on longer fail."""
@@ -322,6 +329,21 @@ class ThreadCalls:
         for future in wait(running, _PATIENCE_SECONDS).not_done:
             with suppress(InvalidStateError):
                 future.set_exception(WorkerDied("the calls are closed"))
+
+    def __del__(self) -> None:
+        for queue in self._idle:
+            queue.put(None)
+
+
+def _make_calls(queue: SimpleQueue[_Call | None]) -> None:
+    while (call := queue.get()) is not None:
+        future, function, value = call
+        with suppress(InvalidStateError):  # closed before
+            try:
+                future.set_result(function(value))
+            except BaseException as error:
+                future.set_exception(error)
+        del call, future, function, value  # until the next call comes
 
 
 def _serve(connections: list[Connection]) -> None:

@@ -6,6 +6,7 @@ import multiprocessing
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ import pytest
 import worker_calls
 
 from reelworks.core import system
-from reelworks.core.worker_pool import WorkerDied, WorkerHung, WorkerPool, WorkerStopped
+from reelworks.core.worker_pool import ThreadCalls, WorkerDied, WorkerHung, WorkerPool, WorkerStopped
 
 
 @pytest.fixture
@@ -119,6 +120,30 @@ def test_a_closed_pool_takes_no_calls() -> None:
     pool.close()
     with pytest.raises(WorkerDied):
         pool.call(worker_calls.double, 1)
+
+
+def test_a_thread_that_has_made_its_call_makes_the_next_one_and_one_that_hangs_none() -> None:
+    calls, gate, before = ThreadCalls(), threading.Event(), set(threading.enumerate())
+
+    def thread(hangs: bool) -> threading.Thread:
+        if hangs:
+            gate.wait()
+        return threading.current_thread()
+
+    first = calls.call(thread, False)
+    assert calls.call(thread, False) is first
+    with pytest.raises(WorkerHung, match=r"more than 0\.05 s"):
+        calls.call(thread, True, 0.05)
+    second = calls.call(thread, False)
+    assert second is not first
+    with pytest.raises(TypeError):
+        calls.call(len, 0)
+    assert calls.call(thread, False) is second
+    gate.set()
+    del calls
+    for each in set(threading.enumerate()) - before:
+        each.join(10.0)
+    assert set(threading.enumerate()) <= before
 
 
 @pytest.mark.skipif(system.WINDOWS, reason="nothing interrupts who waits for a lock on Windows")
