@@ -8,6 +8,7 @@ import struct
 import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
 import av
 import media_makers as media
@@ -103,7 +104,9 @@ def test_a_cut_animation_is_damaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5])
-@pytest.mark.parametrize("suffix", ["webp", "lossless.webp", "avif", "heic", "png", "apng", "gif"])
+@pytest.mark.parametrize(
+    "suffix", ["webp", "lossless.webp", "avif", "heic", "png", "apng", "gif", "jpg", "progressive.jpg", "metadata.jpg"]
+)
 def test_a_picture_whose_end_is_zeros_is_damaged(tmp_path: Path, suffix: str, share: float) -> None:
     """As a copy that was broken off in a file that had its length already."""
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (96, 128, 3), dtype=np.uint8))
@@ -160,8 +163,13 @@ def save_picture(picture: Image.Image, path: Path) -> Path:
     elif path.suffix == ".apng":
         picture.save(path, "PNG", save_all=True, append_images=[picture.rotate(180)])
     else:
-        fast = {"lossless": True, "method": 0, "quality": 0} if ".fast" in path.suffixes else {}
-        picture.save(path, **{"lossless": True} if ".lossless" in path.suffixes else fast)
+        ways: dict[str, dict[str, Any]] = {
+            ".fast": {"lossless": True, "method": 0, "quality": 0},
+            ".lossless": {"lossless": True},
+            ".progressive": {"progressive": True},
+            ".metadata": {"comment": b"\xff\xd9", "icc_profile": b"\xff\xda\xff\xd9"},  # ends within metadata
+        }
+        picture.save(path, **next((way for name, way in ways.items() if name in path.suffixes), {}))
     return path
 
 

@@ -224,6 +224,18 @@ def webp_chunks(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
         at += 8 + length + length % 2
 
 
+def jpeg_without_end(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
+    """Yield kind, place and length of the pixels of a JPEG, to the end of the file, if no marker ends them (ITU-T T.81, B.1.1)."""
+    file.seek(2)
+    while len(marker := file.read(4)) == 4 and marker[0] == 0xFF != marker[1]:
+        if marker[1] == 0xDA:
+            at, pixels = file.tell(), file.read()
+            if b"\xff\xd9" not in pixels:
+                yield marker[:2], at, len(pixels)
+            return
+        file.seek(int.from_bytes(marker[2:], "big") - 2, 1)
+
+
 def coded_items(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
     """Yield kind, place and length of the coded pictures and tiles of HEIF (ISO/IEC 14496-12, sections 8.11.3 and 8.11.6)."""
     meta = top_box(file, b"meta")[4:]

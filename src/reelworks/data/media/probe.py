@@ -30,7 +30,7 @@ from reelworks.data.media.location import MediaPath
 from reelworks.data.media.video import OpenVideo
 
 # Raise it when files get other measures: those that a catalog has are then opened again by its next scan.
-VERSION = 5
+VERSION = 6
 
 
 class FrameTiming(NamedTuple):
@@ -277,13 +277,20 @@ def _upright(orientation: int, height: int, width: int) -> dict[str, Any]:
 
 # Chunks of a PNG that pixels depend on, beside those that the first letter marks as needed.
 _PIXEL_CHUNKS = (b"fcTL", b"fdAT", b"tRNS")
+_CODED_PIXELS = {
+    "JPEG": containers.jpeg_without_end,
+    "MPO": containers.jpeg_without_end,
+    "WEBP": containers.webp_chunks,
+    "AVIF": containers.coded_items,
+    "HEIF": containers.coded_items,
+}
 
 
 def _require_whole(file: BinaryIO) -> None:
     """Raise an error for a picture whose pixels are damaged where no decoder looks; other data in the file do not count.
 
-    These are the checksums of PNG, and zeros at the end of pixels of WebP, AVIF and HEIF whose copy was broken off when the
-    file had its length already, which decoders take for pixels.
+    These are the checksums of PNG, and zeros at the end of pixels of JPEG, WebP, AVIF and HEIF whose copy was broken off when
+    the file had its length already, which decoders take for pixels.
     """
     with pictures.picture(file) as image:
         kind, num_pixels = image.format, image.width * image.height
@@ -295,8 +302,8 @@ def _require_whole(file: BinaryIO) -> None:
                     content[-4:], "big"
                 ):
                     raise ProbeError(f"damaged: a checksum of its {name.decode()} is wrong")
-    elif kind in ("WEBP", "AVIF", "HEIF"):
-        for name, at, length in containers.webp_chunks(file) if kind == "WEBP" else containers.coded_items(file):
+    elif kind in _CODED_PIXELS:
+        for name, at, length in _CODED_PIXELS[kind](file):
             # WebP has some for flat parts: of encoders' settings, up to a byte for 72 pixels were seen, and for 3 if it is lossless.
             flat = num_pixels // (32 if name == b"VP8 " else 2) if kind == "WEBP" else 0
             file.seek(at)
