@@ -52,21 +52,17 @@ class ArrayParts(NamedTuple):
 
 def digest_arrays(**arrays: np.ndarray[Any, Any]) -> str:
     """Return the digest of named arrays: their names, dtypes, shapes and little-endian contents."""
-    contiguous = {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}
-    return _digest((name, array.dtype, array.shape, [array]) for name, array in contiguous.items())
+    contiguous = ((name, np.ascontiguousarray(array)) for name, array in arrays.items())
+    return digest_parts({name: ArrayParts.from_array(array) for name, array in contiguous})
 
 
 def digest_parts(arrays: Mapping[str, ArrayParts]) -> str:
     """Return the digest that `digest_arrays` gives for the joined arrays."""
-    return _digest((name, a.dtype, a.shape, a.parts()) for name, a in sorted(arrays.items()))
-
-
-def _digest(arrays: Iterable[tuple[str, np.dtype[Any], tuple[int, ...], Iterable[np.ndarray[Any, Any]]]]) -> str:
     h = hashlib.blake2b(digest_size=16)
-    for name, dtype, shape, parts in arrays:
+    for name, (dtype, shape, parts) in sorted(arrays.items()):
         little = dtype.newbyteorder("<")
         h.update(f"{name}:{little.str}:{shape};".encode())
-        for part in parts:
+        for part in parts():
             array = np.ascontiguousarray(part).astype(little, copy=False)
             h.update(array.data.cast("B") if array.size else b"")
     return h.hexdigest()

@@ -47,13 +47,7 @@ class UserError(CommonError, ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the arguments of `__init__`, which differ between subclasses: errors come from other processes."""
-        return _restored, (type(self), self.args, self.__dict__)
-
-
-def _restored(kind: type[UserError], args: tuple[Any, ...], attributes: dict[str, Any]) -> UserError:
-    error = kind.__new__(kind, *args)
-    error.__dict__.update(attributes)
-    return error
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 def shown(value: object) -> str:

@@ -6,8 +6,7 @@ import os
 
 from reelworks.core.errors import UserError
 
-_LEAST = {"WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
-_DEFAULT = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
+_OF_ONE_PROCESS = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}  # the least values, too
 
 
 def number(name: str) -> int:
@@ -16,9 +15,9 @@ def number(name: str) -> int:
     Raises:
         UserError: It is not a whole number, or too small.
     """
-    text, least = os.environ.get(name), _LEAST.get(name, 0)
-    if not text and name in _DEFAULT:
-        return _DEFAULT[name]
+    text, least = os.environ.get(name), _OF_ONE_PROCESS.get(name, 0)
+    if not text and name in _OF_ONE_PROCESS:
+        return least
     try:
         value = int(text or "")
     except ValueError:
