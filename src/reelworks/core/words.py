@@ -77,7 +77,7 @@ _PHRASES = tuple(
         (r"add \[buckets\.opensora\], or remove this key", "give opensora, or leave this out"),
         (r"choose an autoencoder whose stride \(autoencoder\.stride\)", "choose an autoencoder whose stride"),
         (r"run `reelworks tune` on the recipe, or give", "measure it with `reelworks tune RECIPE`, or give"),
-        (r"or remove the key", "or leave it out"),
+        (r" \(for a run that has begun: `--set [^`]*`\)", ""),
         (r"^list each clip with its problem: .*", "give each clip a companion of the same path and name"),
         (r"restart the data with --restart-data", "begin anew: Loader.restart()"),
         (r"keep fewer with \[checkpoints\] save_total_limit or max_disk, or move the run with --output",

@@ -255,7 +255,6 @@ def sentences() -> Iterator[tuple[Path, errors_page.Sentence]]:
                     yield file.relative_to(errors_page.SOURCE), sentence
 
 
-@pytest.mark.slow
 def test_no_sentence_that_the_library_can_meet_speaks_of_recipes() -> None:
     """All sentences of the rooms that it is made of, as they are told to its callers."""
     found = list(sentences())

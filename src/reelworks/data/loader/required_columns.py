@@ -98,7 +98,7 @@ def require_scores(datasets: list[DatasetConfig], rows: CatalogRows, catalog: Ca
     for index, dataset in enumerate(datasets):
         if ranks := _in_filter(dataset) & {GROUP, RANK} - catalog.list_scores(dataset.dataset_name):
             raise UserError(
-                f"{max(ranks)} is measured over the whole catalog: if the best clip of a group is in no dataset of the recipe, "
+                f"{max(ranks)} is measured over the whole catalog: if the best clip of a group is in none of the datasets, "
                 "is gone or does not fit, the filter leaves out the others, too",
                 code="filter-of-duplicates",
                 field="dataset.filter",
