@@ -224,7 +224,6 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
             call(verb, tmp_path)
 
 
-@pytest.mark.slow
 def test_verbs_that_look_need_no_torch(run: RunFolder, store: CheckpointFolder) -> None:
     verbs = [
         ["ls"],

@@ -17,7 +17,6 @@ from reelworks.core.errors import UserError, nearest
 from reelworks.core.log import logger
 from reelworks.data.buckets.config import as_table
 from reelworks.data.catalog.store import measured_columns
-from reelworks.data.run import history
 from reelworks.data.run.folder import RunFolder
 from reelworks.training.loop import config
 from reelworks.training.recipe import stages, validation
@@ -87,6 +86,8 @@ def load_whole(path: Path, overrides: Sequence[str] = (), data_path: Path | None
 
 def of_run(run: RunFolder, step: int, overrides: Sequence[str] = ()) -> Recipe:
     """Read the recipe of a run's checkpoint; its output is where the run lies now, as the run may have been moved."""
+    from reelworks.data.run import history
+
     return load(history.recipe_of(run, step), overrides).model_copy(update={"output": str(run.path)})
 
 
