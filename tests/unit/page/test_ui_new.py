@@ -287,7 +287,7 @@ def test_a_lora_for_a_folder_is_made_by_new_lora(page: TestClient, folder: Path)
     made = page.get(f"/api/new/recipe/{now['subject']}").json()
     assert made["problem"] is None
     (dataset,) = recipe_file.load(folder / "my-cats.toml").dataset
-    assert (dataset.path, dataset.caption) == ("mine", "--ohwx, {text}")
+    assert (dataset.path, dataset.trigger) == ("mine", "--ohwx")
     again = page.post("/api/new/lora", json=wish)
     assert again.json()["code"] == "file-exists"
 
