@@ -354,7 +354,7 @@ def test_a_part_that_kills_its_actor_ends_the_command(
         patch.setattr(encode_on_cluster, "TRIES", 2)
         with pytest.raises(UserError, match="its process ended 2 times while it encoded chunk"):
             by_cluster(storing(tiny, tmp_path / "there"))
-    stored = len(EncodedStore.open(tmp_path / "there"))
+    stored = len(EncodedStore.open(tmp_path / "there").table())
     assert stored == CAPTIONS
     by_cluster(storing(tiny, tmp_path / "there"))
     assert len(checksums(tmp_path / "there")) == CLIPS + CAPTIONS

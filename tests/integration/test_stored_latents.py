@@ -88,7 +88,7 @@ def test_encoding_goes_on_after_kills(recipes: Callable[[str], Recipe], tmp_path
         time.sleep(draw.uniform(0, 1.5 * seconds))
         process.kill()  # SIGKILL
         process.join(300)
-        stored = len(EncodedStore.open(tmp_path / "killed"))
+        stored = len(EncodedStore.open(tmp_path / "killed").table())
         assert stored >= seen  # what was committed stays
         seen = stored
     last = start(recipes("killed"))
