@@ -652,9 +652,12 @@ def use_the_page(reader: Reader, _: Shared) -> None:
             answers.append(answer.status)
         process.send_signal(signal.SIGINT)
 
+    (reader.folder / "FOLDER").mkdir()
+    reader.meanwhile["reelworks ui FOLDER --end-jobs"] = lambda process: None
     reader.meanwhile["reelworks ui"] = opens
     reader.reads()
     assert answers == [200]
+    assert "nothing runs of the queue" in reader.printed
 
 
 @of("docs/how-to/watch-a-run.md")

@@ -88,8 +88,8 @@ class Printed(NamedTuple):
 def _word(word: str, exact: bool) -> str:
     if exact:
         return re.escape(word)
-    if word in ("kB", "MB", "GB"):
-        return "[kMG]?B"
+    if re.fullmatch(r"[kMG]B\W?", word):  # also before a bracket or a comma
+        return "[kMG]?B" + re.escape(word[2:])
     if re.fullmatch(r"\d+px?", word):
         return r"\d+px?"
     parts = _NUMBER.split(_DIGEST.sub("0", word))
