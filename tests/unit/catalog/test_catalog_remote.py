@@ -32,6 +32,7 @@ from reelworks.core import retry
 from reelworks.core.file_cache import FileCache
 from reelworks.core.shape import Shape
 from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.scan import caption_texts
 from reelworks.data.catalog.scan.archive import list_archive
 from reelworks.data.catalog.scan.remote import list_address, look_up
 from reelworks.data.catalog.scan.scan import ScanResult, scan_sources
@@ -680,3 +681,40 @@ def test_one_copy_is_fetched_for_all_who_ask(tmp_path: Path) -> None:
         assert set(readers.map(read, range(8))) == {b"x"}
     assert len(fetched) == 1
     assert [file.name for file in tmp_path.glob("*/*")] == ["name"]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "is_refused"),
+    [
+        (400, "ExpiredToken", True),
+        (400, "TokenRefreshRequired", True),
+        (400, "InvalidToken", True),
+        (403, "AccessDenied", True),
+        (307, "TemporaryRedirect", True),
+        (404, "NoSuchKey", False),
+        (416, "InvalidRange", False),
+        (500, "InternalError", False),
+    ],
+)
+def test_what_s3_refuses_is_told_by_its_status(
+    status: int, code: str, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """s3fs has an errno for each, which for an expired token is that of a wrong argument; so also of a clip's caption."""
+    from botocore.exceptions import ClientError
+    from s3fs.errors import translate_boto_error
+
+    told = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+
+    def refuse(*_: object) -> bytes:
+        with location.reached():
+            raise translate_boto_error(ClientError(told, "GetObject"))
+        raise AssertionError
+
+    with pytest.raises(OSError, match=r".") as caught:
+        refuse()
+    assert isinstance(caught.value, location.RefusedError) == is_refused
+    assert isinstance(caught.value, FileNotFoundError) == (status == 404)
+    monkeypatch.setattr(location, "read_bytes", refuse)
+    if is_refused:
+        with pytest.raises(location.RefusedError, match=r"its caption a\.txt"):
+            caption_texts._part(tmp_path / "a.mp4", ".txt")

@@ -33,6 +33,7 @@ _CHAIN = re.compile(r"^(zip|tar|dir|libarchive|reference)://.*?::")
 # What begins the reason why a file is not read if it says nothing about the file.
 UNREACHED = "cannot be read now"
 _BUSY = (408, 425, 429)  # answers of the web that others follow
+_OF_THE_FILE = 416  # it has no such range
 # Of archives of large members, little more than the headers is read; small ones are not worth a request for each.
 _LEAST_AHEAD_BYTES, _MOST_AHEAD_BYTES = 1 << 18, 1 << 23
 # What storages call the hash of a file's content, and the time of its last change.
@@ -129,14 +130,26 @@ def reached() -> Iterator[None]:
         raise meant from error
 
 
+def _status(error: BaseException | None) -> int:
+    """Return the status of HTTP that an error of httpx, requests, aiohttp or botocore tells, or 0."""
+    response: Any = getattr(error, "response", None)
+    if isinstance(response, dict):
+        return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    status = getattr(error, "status", getattr(response, "status_code", 0))
+    return status if isinstance(status, int) else 0
+
+
 def _meant(error: Exception) -> OSError:
-    status = getattr(error, "status", getattr(getattr(error, "response", None), "status_code", None))
+    status = _status(error) or _status(error.__cause__)
     if isinstance(error, FileNotFoundError) or status in (404, 410):
         return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    if isinstance(error, OSError) and error.errno in errno.errorcode:
-        return error
-    if isinstance(error, PermissionError) or (isinstance(status, int) and 400 <= status < 500 and status not in _BUSY):
+    told = error if isinstance(error, OSError) and error.errno in errno.errorcode else None
+    # S3's errors have an errno that says less: an expired token is EINVAL, as a range that the file does not have.
+    refused = 300 <= status < 500 and status not in (*_BUSY, _OF_THE_FILE)
+    if refused or (isinstance(error, PermissionError) and told is None):
         return RefusedError(errno.EACCES, f"the storage refuses it: {error}")
+    if told is not None:
+        return told
     return OSError(errno.EHOSTUNREACH, f"{type(error).__name__}: {error}")
 
 

@@ -127,7 +127,8 @@ def _part(media: MediaPath, file: str | Range) -> str | Raw | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise OSError(error.errno, f"its caption {name}: {error.strerror or error}") from error
+        kind = location.RefusedError if isinstance(error, location.RefusedError) else OSError
+        raise kind(error.errno, f"its caption {name}: {error.strerror or error}") from error
     text = text_encoding.decoded(data)
     return Raw(name, data) if text is None or text_encoding.is_doubtful(text) else _caption(text, name)
 
