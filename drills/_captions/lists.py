@@ -260,8 +260,8 @@ _parquet("bytes_of_parquet", lambda: {"path": [n.encode() for n in PICTURES], "t
 _parquet("lists_of_parquet", lambda: {"path": PICTURES, "captions": [[t, "nan"] for t in FOUR.values()]}, FOUR)
 _parquet("numbers_of_parquet", lambda: {"path": PICTURES, "text": [1, 2, 3, 40]}, _given("1", "2", "3", "40"))
 _parquet("objects_of_hugging_face", lambda: {"video": [{"path": n, "bytes": None} for n in PICTURES], "prompt": list(FOUR.values())}, FOUR)  # fmt: skip
-_parquet("bytes_of_hugging_face", lambda: {"image": [{"path": n, "bytes": b"x"} for n in ("x.png",) * 4], "text": list(FOUR.values())}, None, "file|inside")  # fmt: skip
-_parquet("only_bytes_of_hugging_face", lambda: {"image": pa.array([{"path": None, "bytes": b"x"}] * 4, pa.struct({"bytes": pa.binary(), "path": pa.string()})), "text": list(FOUR.values())}, None, "inside of it")  # fmt: skip
+_parquet("bytes_of_hugging_face", lambda: {"image": [{"path": n, "bytes": b"x"} for n in ("x.png",) * 4], "text": list(FOUR.values())}, None, "the files themselves")  # fmt: skip
+_parquet("only_bytes_of_hugging_face", lambda: {"image": pa.array([{"path": None, "bytes": b"x"}] * 4, pa.struct({"bytes": pa.binary(), "path": pa.string()})), "text": list(FOUR.values())}, None, "the files themselves")  # fmt: skip
 _file("csv_gz", gzip.compress(_rows().encode()), FOUR, "meta.csv.gz")
 _file("tsv_gz", gzip.compress(_rows(header="path\ttext", separator="\t").encode()), FOUR, "meta.tsv.gz")
 _file("json_lines_gz", gzip.compress("\n".join(json.dumps(row) for row in _texts(*FOUR.values())).encode()), FOUR, "meta.jsonl.gz")  # fmt: skip
