@@ -60,7 +60,8 @@ class Reader:
 
     def types(self, line: str, code: int = 0, meanwhile: Meanwhile | None = None) -> str:
         """Type a line into a shell; return what it printed, errors included."""
-        process = subprocess.Popen(
+        # Waited for also where it is killed: else a later test would be told of it.
+        with subprocess.Popen(
             ["bash", "-c", line],
             cwd=self.folder,
             env=self._environment,
@@ -72,14 +73,14 @@ class Reader:
             # A shell in the background, such as that of these tests, ignores Ctrl-C, and so would its programs.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             encoding="utf-8",
-        )
-        try:
-            if meanwhile is not None:
-                meanwhile(process)
-            said, _ = process.communicate(timeout=400)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+        ) as process:
+            try:
+                if meanwhile is not None:
+                    meanwhile(process)
+                said, _ = process.communicate(timeout=400)
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
         assert process.returncode == code, f"{self.page}: {line}\nends with code {process.returncode}:\n{said}"
         self.printed += said
         return said
