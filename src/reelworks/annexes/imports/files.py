@@ -21,6 +21,13 @@ _BATCH = re.compile(r"(?m)\^[ \t]*$|^@?set\s+\"?\w+=|%\w+%", re.IGNORECASE)
 _POWERSHELL = re.compile(r"(?m)`[ \t]*$|^\s*\$[\w:]+\s*\+?=")
 
 
+class ConfigError(UserError):
+    """A file that was given is not what a trainer reads; it is told with the files that it is about."""
+
+    def __init__(self, problem: str, *files: object, code: str = "config-unreadable", remedy: str) -> None:
+        super().__init__(problem, code=code, field="FILE", value=", ".join(map(str, files)) or None, remedy=remedy)
+
+
 class ConfigFile:
     """A file, or a command line that was given as text, of which nobody knows yet which trainer's it is."""
 
@@ -36,21 +43,10 @@ class ConfigFile:
         try:
             return user_files.read_text(self.path, user_files.SETTINGS, encoding="utf-8-sig")
         except OSError as error:
-            raise UserError(
-                f"the config cannot be read ({error.strerror})",
-                code="file-unreadable",
-                field="FILE",
-                value=str(self.path),
-                remedy="check the path",
-            ) from error
+            problem = f"the config cannot be read ({error.strerror})"
+            raise ConfigError(problem, self.path, code="file-unreadable", remedy="check the path") from error
         except UnicodeDecodeError as error:
-            raise UserError(
-                "the config is no text in UTF-8",
-                code="config-unreadable",
-                field="FILE",
-                value=str(self.path),
-                remedy="save it as UTF-8",
-            ) from error
+            raise ConfigError("the config is no text in UTF-8", self.path, remedy="save it as UTF-8") from error
 
     @cached_property
     def values(self) -> dict[str, Any] | None:
@@ -67,13 +63,8 @@ class ConfigFile:
             values = parse(text)
         except (ValueError, yaml.YAMLError, RecursionError) as error:
             kind = self.path.suffix[1:].upper().replace("YML", "YAML")
-            raise UserError(
-                f"this is no {kind}: {' '.join(str(error).split())}",
-                code="config-unreadable",
-                field="FILE",
-                value=str(self.path),
-                remedy=getattr(error, "remedy", None) or _remedy(kind, text),
-            ) from error
+            remedy = getattr(error, "remedy", None) or _remedy(kind, text)
+            raise ConfigError(f"this is no {kind}: {' '.join(str(error).split())}", self.path, remedy=remedy) from error
         return values if isinstance(values, dict) else None
 
     @cached_property
@@ -114,12 +105,9 @@ class ConfigFile:
         for named in (name, self.path.parent / name, self.path.parent / re.split(r"[/\\]", name)[-1]):
             if (path := user_files.existing(named)) is not None and path.is_file():
                 return ConfigFile(path)
-        raise UserError(
-            "the config names another file, which is not there",
-            code="file-unreadable",
-            field="FILE",
-            value=name,
-            remedy=f"put it beside {self.path.name}",
+        remedy = f"put it beside {self.path.name}"
+        raise ConfigError(
+            "the config names another file, which is not there", name, code="file-unreadable", remedy=remedy
         )
 
 
@@ -159,12 +147,8 @@ def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
     try:
         return dict(_leaves(values, prefix, left))
     except RuntimeError:  # none is left, or it is a RecursionError
-        raise UserError(
-            f"the config has more than {_MOST_VALUES:,} values, or is nested too deeply",
-            code="config-unreadable",
-            field="FILE",
-            remedy="give a config of a trainer",
-        ) from None
+        problem = f"the config has more than {_MOST_VALUES:,} values, or is nested too deeply"
+        raise ConfigError(problem, remedy="give a config of a trainer") from None
 
 
 def _leaves(value: Any, name: str, left: Iterator[int]) -> Iterator[tuple[str, Any]]:

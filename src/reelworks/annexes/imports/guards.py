@@ -20,11 +20,6 @@ def _same(told: Mapping[str, Sequence[Any]], value: Any, draft: ImportDraft) -> 
     return next(((Fate.DEFAULT, here) for here, values in told.items() if value in values), None)
 
 
-def _unset(told: str, value: Any, draft: ImportDraft) -> Outcome | None:
-    """Stop at null."""
-    return (Fate.DEFAULT, told) if value is None else None
-
-
 def _needs(told: Mapping[str, str], value: Any, draft: ImportDraft) -> Outcome | None:
     """Stop if the recipe lacks one of some keys, by what is to be said then."""
     return next(((Fate.NO_MEANING, why) for key, why in told.items() if not draft.get(key)), None)
@@ -45,11 +40,6 @@ def _with(told: Mapping[str, Mapping[str, Sequence[Any]]], value: Any, draft: Im
     return None
 
 
-def _belongs_to(told: str, value: Any, draft: ImportDraft) -> Outcome | None:
-    """Stop if another setting is off."""
-    return None if draft.settings.get(told) else (Fate.NO_MEANING, f"it belongs to {told}")
-
-
 def _by_default(guard: Guard) -> Guard:
     """Say of what a guard stops that it is the same by default."""
 
@@ -58,11 +48,6 @@ def _by_default(guard: Guard) -> Guard:
         return None if outcome is None else (Fate.DEFAULT, outcome[1])
 
     return handle
-
-
-def _yields_to(told: str, value: Any, draft: ImportDraft) -> Outcome | None:
-    """Stop if another setting is given."""
-    return None if draft.settings.get(told) is None else (Fate.NO_MEANING, f"{told} decides")
 
 
 _OFF: tuple[Any, ...] = (None, False, 0, "", [], "false", "False", "none", "None")
@@ -75,15 +60,15 @@ GUARDS: dict[str, Guard] = {
     # Models of another objective.
     "flow": lambda told, value, draft: None if draft.is_flow else (Fate.NO_MEANING, told),
     "diffusion": lambda told, value, draft: (Fate.NO_MEANING, told) if draft.is_flow else None,
-    **{
-        "same": _same,
-        "unset": _unset,
-        "needs": _needs,
-        "lora": _lora,
-        "with": _with,
-        "yields_to": _yields_to,
-        "belongs_to": _belongs_to,
-    },
+    # Another setting is given, or off.
+    "yields_to": lambda told, _, draft: (
+        (Fate.NO_MEANING, f"{told} decides") if draft.settings.get(told) is not None else None
+    ),
+    "belongs_to": lambda told, _, draft: (
+        None if draft.settings.get(told) else (Fate.NO_MEANING, f"it belongs to {told}")
+    ),
+    "unset": lambda told, value, _: (Fate.DEFAULT, told) if value is None else None,
+    **{"same": _same, "needs": _needs, "lora": _lora, "with": _with},
     **{"default_needs": _by_default(_needs), "default_lora": _by_default(_lora), "default_with": _by_default(_with)},
 }
 

@@ -9,7 +9,7 @@ from reelworks.annexes.imports import files as config_files
 from reelworks.annexes.imports import settle, trainer
 from reelworks.annexes.imports.ai_toolkit import clips, keys, model_keys, models
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
-from reelworks.annexes.imports.files import ConfigFile
+from reelworks.annexes.imports.files import ConfigError, ConfigFile
 from reelworks.annexes.imports.rules import ImportedKey
 from reelworks.core.errors import UserError
 
@@ -37,13 +37,9 @@ class _AiToolkit(trainer.FormerTrainer):
         processes = config.get("process")
         processes = [each for each in processes if isinstance(each, Mapping)] if isinstance(processes, list) else []
         if not processes:
-            raise UserError(
-                "there is no config.process with a training process in it",
-                code="config-unreadable",
-                field="FILE",
-                value=str(files[0].path),
-                remedy="give a job of ai-toolkit that trains, such as those in config/examples",
-            )
+            problem = "there is no config.process with a training process in it"
+            remedy = "give a job of ai-toolkit that trains, such as those in config/examples"
+            raise ConfigError(problem, files[0].path, remedy=remedy)
         first = next((n for n, each in enumerate(processes) if each.get("type") in _TRAIN), None)
         if first is None:
             raise UserError(

@@ -18,7 +18,7 @@ from reelworks.annexes.imports.diffusion_pipe import (
     optimizer,
 )
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
-from reelworks.annexes.imports.files import ConfigFile, flatten, parse_arguments, plain
+from reelworks.annexes.imports.files import ConfigError, ConfigFile, flatten, parse_arguments, plain
 from reelworks.annexes.imports.rules import Fate, ImportedKey
 from reelworks.annexes.imports.script import Command
 from reelworks.annexes.imports.trainer import FormerTrainer, convert_by_rules
@@ -69,13 +69,8 @@ class _DiffusionPipe(FormerTrainer):
                 if error.code != "file-unreadable":
                     raise
         if not isinstance(main.get("model"), dict):
-            raise UserError(
-                "there is no [model] in it",
-                code="config-unreadable",
-                field="FILE",
-                value=", ".join(str(file.path) for file in files),
-                remedy="give the main TOML too, as `train.py --config` takes it",
-            )
+            remedy = "give the main TOML too, as `train.py --config` takes it"
+            raise ConfigError("there is no [model] in it", *(file.path for file in files), remedy=remedy)
         return FormerSettings(found | flatten(main) | (flatten(dataset) if dataset else {}), unread)
 
     def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:

@@ -81,9 +81,8 @@ def adapted(draft: ImportDraft) -> Adapted:
     """Return the layers that LyCORIS adapts in the draft's network."""
     name, preset = str(draft.get("model.name", "")), preset_of(draft)
     known = next((network for start, network in _NETWORKS.items() if name.startswith(start)), _Network())
-    is_glora = (
-        draft.settings.get("network_args.algo") == "glora"
-    )  # which adapts transformers alone, whatever the preset
+    # GLoRA adapts transformers alone, whatever the preset.
+    is_glora = draft.settings.get("network_args.algo") == "glora"
     if is_glora or preset in _WITHOUT or (preset in _WITH_RESIDUAL and not known.residual):
         return Adapted(known.blocks, known.missing)
     if preset in _WITH_RESIDUAL:

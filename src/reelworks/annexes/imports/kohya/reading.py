@@ -9,7 +9,7 @@ from typing import Any
 
 from reelworks.annexes.imports import files
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
-from reelworks.annexes.imports.files import ConfigFile
+from reelworks.annexes.imports.files import ConfigError, ConfigFile
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
 
@@ -89,13 +89,7 @@ def read(
 
 def _table(file: ConfigFile) -> dict[str, Any]:
     if file.values is None:
-        raise UserError(
-            "this is no table of settings",
-            code="config-unreadable",
-            field="FILE",
-            value=str(file.path),
-            remedy="give a config of the trainer",
-        )
+        raise ConfigError("this is no table of settings", file.path, remedy="give a config of the trainer")
     return file.values
 
 

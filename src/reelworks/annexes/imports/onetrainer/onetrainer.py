@@ -7,7 +7,7 @@ from typing import Any, final
 
 from reelworks.annexes.imports import rules, settle, tables
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
-from reelworks.annexes.imports.files import ConfigFile, flatten
+from reelworks.annexes.imports.files import ConfigError, ConfigFile, flatten
 from reelworks.annexes.imports.onetrainer import (
     adapter,
     clips,
@@ -54,13 +54,8 @@ class _OneTrainer(FormerTrainer):
             elif kind := _kind_of_list(_list(file)):
                 lists[kind] = _list(file)
         if not main:
-            raise UserError(
-                "there is no config with model_type in it",
-                code="config-unreadable",
-                field="FILE",
-                value=", ".join(str(file.path) for file in files),
-                remedy="give the preset or saved config too, which is a JSON object",
-            )
+            remedy = "give the preset or saved config too, which is a JSON object"
+            raise ConfigError("there is no config with model_type in it", *(file.path for file in files), remedy=remedy)
         for kind, key in _LISTS.items():
             if kind not in lists and not main.get(kind) and isinstance(path := main.get(key, ""), str):
                 lists[kind] = _beside(files[0], path or f"training_{kind}/{kind}.json")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reelworks.annexes.imports import files
+from reelworks.annexes.imports.files import ConfigError, flatten
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
 
@@ -76,24 +76,18 @@ def _parse(path: Path) -> Literals:
         for statement in tree.body:
             _statement(statement, result)
     except OSError as error:
-        raise UserError(
-            f"the config cannot be read ({error.strerror})",
-            code="file-unreadable",
-            field="FILE",
-            value=str(path),
-            remedy="check the path",
-        ) from error
+        problem = f"the config cannot be read ({error.strerror})"
+        raise ConfigError(problem, path, code="file-unreadable", remedy="check the path") from error
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
         where = "" if line is None else f" (line {line})"
-        raise UserError(
+        raise ConfigError(
             f"this is not a Python file{where}: {getattr(error, 'msg', error)}",
+            path,
             code="opensora-config-not-python",
-            field="FILE",
-            value=str(path),
             remedy="give a config of Open-Sora, such as configs/opensora-v1-2/train/stage1.py",
         ) from error
-    files.flatten(result.values)  # a few lines can stand for more values than any memory holds
+    flatten(result.values)  # a few lines can stand for more values than any memory holds
     return result
 
 

@@ -10,9 +10,8 @@ from typing import Any
 from reelworks.annexes.imports import files as config_files
 from reelworks.annexes.imports import tables
 from reelworks.annexes.imports.draft import FormerSettings
-from reelworks.annexes.imports.files import ConfigFile
+from reelworks.annexes.imports.files import ConfigError, ConfigFile
 from reelworks.core import user_files
-from reelworks.core.errors import UserError
 
 _OPTIONS = ("model_family", "data_backend_config", "model_type", "lora_rank", "train_batch_size")
 _NAMES = tables.table("simpletuner", "names")
@@ -83,13 +82,8 @@ def _read_options(file: ConfigFile, unread: dict[str, str]) -> dict[str, Any]:
     if suffix in (".json", ".toml"):
         options = _options(file)
         if not options:
-            raise UserError(
-                "no options of SimpleTuner are in it",
-                code="config-unreadable",
-                field="FILE",
-                value=str(file.path),
-                remedy="give config.json, config.toml or config.env, and the list of data backends",
-            )
+            remedy = "give config.json, config.toml or config.env, and the list of data backends"
+            raise ConfigError("no options of SimpleTuner are in it", file.path, remedy=remedy)
         return options
     options = {}
     for command in file.commands:

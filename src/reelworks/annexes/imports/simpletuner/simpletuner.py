@@ -7,7 +7,7 @@ from typing import final
 
 from reelworks.annexes.imports import settle, trainer
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
-from reelworks.annexes.imports.files import ConfigFile
+from reelworks.annexes.imports.files import ConfigError, ConfigFile
 from reelworks.annexes.imports.rules import ImportedKey
 from reelworks.annexes.imports.simpletuner import clips, files, keys, models
 from reelworks.core.errors import UserError
@@ -19,18 +19,14 @@ class _SimpleTuner(trainer.FormerTrainer):
     gives = "config.json, config.toml or config.env, with the multidatabackend.json that it names"
     buckets = staticmethod(clips.buckets)
     caption = staticmethod(clips.caption)
-
-    def recognises(self, file: ConfigFile) -> bool:
-        return files.recognises(file)
+    recognises = staticmethod(files.recognises)
 
     def read(self, given: Sequence[ConfigFile]) -> FormerSettings:
         settings = files.read(given)
         if not isinstance(settings.get("model_family"), str):
-            raise UserError(
+            raise ConfigError(
                 "there is no model_family, without which no model is known",
-                code="config-unreadable",
-                field="FILE",
-                value=", ".join(str(file.path) for file in given),
+                *(file.path for file in given),
                 remedy="add it to the config, such as model_family = flux, or MODEL_FAMILY=flux in a config.env",
             )
         if settings.get("controlnet") is True and settings.get("model_type") != "lora":
