@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 SOURCE = Path(__file__).parents[1] / "src" / "reelworks"
+_OWN_CODES = {"DtypeError": "dtype-mismatch", "ConfigError": "config-unreadable"}
 _ERRORS = (
     "UserError",
     "ExportFailed",
     "SaveFailed",
     "LockLost",
-    "DtypeError",
     "ListError",
     "MirrorError",
     "MirrorAway",
+    *_OWN_CODES,
 )
 _HEAD = """# Errors
 
@@ -62,7 +63,7 @@ def _inside(node: ast.AST, texts: dict[str, str]) -> Iterator[Sentence]:
     if isinstance(node, ast.Call) and _name(node.func) in _ERRORS and node.args:
         given = {keyword.arg: keyword.value for keyword in node.keywords}
         problem, remedy = _text(node.args[0], texts), _text(given["remedy"], texts)
-        for code in _codes(given["code"]) if "code" in given else ["dtype-mismatch"]:
+        for code in _codes(given["code"]) if "code" in given else [_OWN_CODES[_name(node.func)]]:
             yield Sentence(code, problem, remedy)
     for child in ast.iter_child_nodes(node):
         yield from _inside(child, texts)

@@ -27,24 +27,24 @@ class Part(NamedTuple):
 PARTS = {
     # What a loop of one's own needs.
     "core": Part(("core",), 2_556, 1_600),
-    "data": Part(("data",), 16_421, 12_400),
+    "data": Part(("data",), 16_420, 12_400),
     # What a training needs beside it.
-    "models": Part(("models",), 11_450, 8_600),
-    "training": Part(("training",), 12_984, 9_700),
+    "models": Part(("models",), 11_432, 8_600),
+    "training": Part(("training",), 12_978, 9_700),
     "inference": Part(("inference",), 2_796, 2_400),
-    "commands": Part(("commands",), 1_633, 1_200),
-    "reports": Part(("reports",), 1_447, 1_250),
+    "commands": Part(("commands",), 1_631, 1_200),
+    "reports": Part(("reports",), 1_445, 1_250),
     "quickstart": Part(("quickstart",), 849, 500),
     "demo and testing": Part(("demo", "testing"), 1_183, 1_100),
     # What comes after a training, or stands beside it.
-    "adapter files": Part(("annexes/lora",), 1_952, 1_450),
+    "adapter files": Part(("annexes/lora",), 1_950, 1_450),
     "doctor": Part(("annexes/doctor",), 206, 170),
     "captions": Part(("annexes/captions",), 1_785, 1_350),
     "cluster": Part(("annexes/cluster",), 163, 160),
     "quality": Part(("annexes/quality",), 2_193, 1_950),
     "learning": Part(("annexes/learning",), 890, 700),
     "hub": Part(("annexes/hub",), 686, 580),
-    "imports": Part(("annexes/imports",), 7_021, 4_850),
+    "imports": Part(("annexes/imports",), 6_958, 4_850),
     "page": Part(("annexes/page",), 3_003, 2_700),
 }
 

@@ -75,9 +75,8 @@ def _train(
         trust.require(one.samples.metrics, "samples.metrics")
         trust.require(one.data.measures, "data.measures")
     if os.environ.get("RANK", "0") == "0" and LAUNCHED not in os.environ:
-        show.line(
-            f"training {request.recipe} in {loaded.output}"
-        )  # what follows takes seconds, until the libraries are loaded
+        # What follows takes seconds, until the libraries are loaded.
+        show.line(f"training {request.recipe} in {loaded.output}")
     if nproc_per_node > 1 and "LOCAL_RANK" not in os.environ:
         return launch(nproc_per_node, sys.argv[1:])
     from reelworks.core import worker_pool

@@ -43,9 +43,8 @@ class ShownFrames:
     # or after the last frame, which is encoded alone too; None: not at all. With `Conditioning.frames`, it is one of the conditions, as `generate` shows a picture; an
     # autoencoder that is not causal encodes the frames after it into the clip's first latents too.
     first: Literal["grey", "alone"] | None = None
-    last: bool = (
-        False  # whether it gets the last frame too: behind the grey ones, or alone; and embedded beside the first
-    )
+    # Whether it gets the last frame too: behind the grey ones, or alone; and embedded beside the first.
+    last: bool = False
     # Encoder whose embedding of the first frame, and of the last if given, is an input; None if there is none.
     encoder: Literal["clip", "siglip"] | None = None
     width: int = 0  # of that embedding
@@ -289,9 +288,8 @@ class PublishedAutoencoder:
     has_time_axis: bool = True  # False if it takes pictures only
     shifts: bool = True  # whether the `shift_factor` of its config applies
     packs_squares: bool = False  # whether a denoiser sees 2 × 2 of its latent elements as one
-    places_first: bool = (
-        False  # whether the channels of those are sorted by place, and not by the autoencoder's channel
-    )
+    # Whether the channels of those are sorted by place, and not by the autoencoder's channel.
+    places_first: bool = False
     chunk_frames: int | None = None  # frames that it encodes together; None if all
     imagenet_pixels: bool = False  # whether pixels are normalised by the statistics of ImageNet, and not to [-1, 1]
     has_alpha: bool = False  # whether it takes a fourth channel, opacity, which is full here
@@ -378,9 +376,8 @@ class Family:
     text_encoders: Mapping[str, PublishedText] = field(default_factory=dict)
     sound_encoders: Mapping[str, PublishedSound] = field(default_factory=dict)
     short_names: Mapping[str, str] = field(default_factory=dict)  # presets by colloquial name
-    tuned: Mapping[str, str] = field(
-        default_factory=dict
-    )  # presets by how names of tuned weights begin, plainly spelled
+    # Presets by how names of tuned weights begin, plainly spelled.
+    tuned: Mapping[str, str] = field(default_factory=dict)
     recipe_sizes: tuple[str, ...] = ()  # fields of its config that keys of `[model]` override
 
 

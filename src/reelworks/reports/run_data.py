@@ -19,9 +19,8 @@ from reelworks.training.plan.plan_report import PlanSummary
 
 Event = events.Event
 LAST_STEPS = 50  # over which losses and norms are averaged
-_MOST_STEPS = (
-    20_000  # that are kept for plots, up to twice as many, beside the last ones and those with marks or block norms
-)
+# Steps that are kept for plots, up to twice as many, beside the last ones and those with marks or block norms.
+_MOST_STEPS = 20_000
 
 
 @dataclass(frozen=True)

@@ -264,9 +264,8 @@ def _of_diffusers(file: AdapterFile, network: BaseNetwork | None) -> set[str]:
         return set()
     if network.part == "unet":
         alphas = (file.read_other(layer.keys["alpha"]) for layer in file.layers if "alpha" in layer.keys)
-        if (
-            len({str(alpha.float().tolist()) for alpha in alphas}) > 1
-        ):  # which it gives to layers that others are named like
+        # It gives an alpha to layers that others are named like.
+        if len({str(alpha.float().tolist()) for alpha in alphas}) > 1:
             return set()
     tensors = {
         key: torch.ones(()) if key.endswith(".alpha") else torch.zeros(shape, dtype=torch.bfloat16)

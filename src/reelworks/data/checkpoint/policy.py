@@ -24,9 +24,8 @@ class CheckpointFacts:
     pinned: bool  # which protects it from deletion
     metrics: dict[str, float]  # those of the manifest and those recorded since; NaN for values that were not finite
     stage: str = field(default="", kw_only=True)  # name of the recipe's stage; empty without stages
-    measured_on: Mapping[str, str] = field(
-        default_factory=dict, kw_only=True
-    )  # of metrics, digests of what they are of
+    # Digests of what the metrics are of, by metric.
+    measured_on: Mapping[str, str] = field(default_factory=dict, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -328,7 +328,7 @@ class Dataset(CatalogView):
         epoch = place[1]
         # Plans that are kept in memory alone are of these rows.
         of = () if self.run is None else (self.rows, self.companion_rows)
-        rows = [self.catalog.identity_of(each) for each in of]
+        rows = [self.catalog.reader.identity_of(each) for each in of]
         key = digests.digest_json([rows, spec.digest(), epoch, excluded.digest()])
         return self._plans.get(self.run, place, key, lambda: self._make(spec, epoch, excluded))
 

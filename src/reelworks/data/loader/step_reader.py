@@ -137,9 +137,8 @@ class StepReader:
         failed = at.counts.failed + clips.failed_first_uses
         if not knows_all and own:
             self._warnings.warn_of_unknown(self._world_size)
-            failed = self._world_size * sum(
-                clip.repeat_index == 0 for clip in own
-            )  # as if they fail alike on all ranks
+            # As if they fail alike on all ranks.
+            failed = self._world_size * sum(clip.repeat_index == 0 for clip in own)
         failures.require_few(
             failed,
             at.counts.planned,

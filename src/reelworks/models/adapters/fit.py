@@ -212,9 +212,8 @@ def closest_base(shapes: weights.Shapes) -> str:
     sizes: dict[str, tuple[int, int]] = {}
     for key, shape in shapes.items():
         target = key_mapping.split_name(key, LORA)
-        if (
-            target is not None and len(shape) == 2
-        ):  # a LoKr, LoHa or OFT has none, and its shapes do not tell those of layers
+        # A LoKr, LoHa or OFT has none, and its shapes do not tell those of layers.
+        if target is not None and len(shape) == 2:
             rows, columns = sizes.get(target[0], (0, 0))
             sizes[target[0]] = (rows, shape[1]) if target[1] == "A" else (shape[0], columns)
     found = closest.closest(sizes) if sizes else None

@@ -38,9 +38,8 @@ _TOLERATED = {torch.bfloat16: 0.05, torch.float16: 0.01, torch.float32: 5e-3, to
 _MOST_ON_CPU = 2e10  # operations of a call: about a second
 _REPEATS = 3  # of a call that is timed; the shortest counts
 _LEAST_GAIN = 1.1  # times as fast; a measurement that is repeated may differ by less
-_PASSES = (
-    3000  # of a call in a run, such as 100 steps of a bucket through 30 blocks: they earn back what planning it takes
-)
+# Passes of a call in a run, such as 100 steps of a bucket through 30 blocks: they earn back what planning it takes.
+_PASSES = 3000
 _LEAST_SIZE = 0.01  # of the largest row
 _HUGE = 10.0  # an error that needs no number
 _MOST_PAIRS, _MOST_OPERATIONS, _MOST_LOGITS = 64, 1e12, 2**25

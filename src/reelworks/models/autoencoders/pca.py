@@ -19,9 +19,8 @@ from reelworks.models.config import AutoencoderConfig
 from reelworks.models.storage import weights
 
 _SIDE = 32  # pixels per latent element in height and width
-_COLOURS = (
-    3  # of which each has components of its own in a latent, by the same maps, so that shapes are not bound to colours
-)
+# Colours, of which each has components of its own in a latent, by the same maps, so that shapes are not bound to these.
+_COLOURS = 3
 _BLOCK = PCA_FRAMES * _SIDE**2  # numbers of a block of one colour
 _COMPONENTS = PCA_CHANNELS // _COLOURS
 _LEAST_STD = 0.01  # of a component, so that one without content is not enlarged to noise

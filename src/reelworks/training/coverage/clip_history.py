@@ -36,9 +36,8 @@ from reelworks.training.coverage.coverage import (
     named_clips,
 )
 
-_FEW_CLIPS = (
-    5_000_000  # of records that are read once; those of others are held for one epoch at a time, and read twice
-)
+# Clips of records that are read once; those of others are held for one epoch at a time, and read twice.
+_FEW_CLIPS = 5_000_000
 _STATES = {**{r.label: int(r) for r in Reason}, **{s.label: int(s) for s in State}}
 
 

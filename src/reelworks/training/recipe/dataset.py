@@ -223,9 +223,8 @@ def _stored_entries(recipe: Recipe) -> tuple[Suggestion, ...] | None:
     if stored.buckets.entries != "keep" or stored_limits != limits:
         return None
     return tuple(
-        Suggestion(
-            entry.resolution, frames, int(batch_size or stored.buckets.batch_size), keep_prob
-        )  # a number in runs
+        # Batch sizes of runs are numbers.
+        Suggestion(entry.resolution, frames, int(batch_size or stored.buckets.batch_size), keep_prob)
         for entry in stored.bucket
         for frames, batch_size, keep_prob in zip(entry.frames(), entry.batch_sizes(), entry.keep_probs(), strict=True)
     )

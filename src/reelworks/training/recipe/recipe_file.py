@@ -86,7 +86,7 @@ def load_whole(path: Path, overrides: Sequence[str] = (), data_path: Path | None
 
 def of_run(run: RunFolder, step: int, overrides: Sequence[str] = ()) -> Recipe:
     """Read the recipe of a run's checkpoint; its output is where the run lies now, as the run may have been moved."""
-    from reelworks.data.run import history
+    from reelworks.data.run import history  # with pyarrow, which verbs that look at checkpoints do without
 
     return load(history.recipe_of(run, step), overrides).model_copy(update={"output": str(run.path)})
 
@@ -152,9 +152,8 @@ def of_stage(recipe: Recipe, index: int, start: StageStart | None = None) -> Rec
     with measured_columns.any_name():  # all names were checked when the recipe was read
         one = _parse_one(stages.merged(toml_none.to_toml(recipe), stage))
     if start is None:
-        if (
-            one.train.learning_rate_schedule != "constant" and one.train.max_steps is None
-        ):  # it falls until the run's end
+        # A rate falls until the run's end.
+        if one.train.learning_rate_schedule != "constant" and one.train.max_steps is None:
             return one.model_copy(update={"train": one.train.model_copy(update={"max_steps": total})})
         return one
     before = {"max_steps": start.step, "max_epochs": start.epoch, "max_clips": start.clips}

@@ -228,10 +228,6 @@ class Catalog:
         """
         return self.reader.live
 
-    def identity_of(self, rows: CatalogRows) -> str:
-        """Return a digest that tells some of the live rows from those of another version, without reading them."""
-        return self.reader.identity_of(rows)
-
     def source(self, dataset: str) -> dict[str, str] | None:
         """Return the newest entry of a dataset among the sources of the parts."""
         found = (source for part in reversed(self.parts) for source in part.sources if source["name"] == dataset)

@@ -57,15 +57,13 @@ class AdapterType(ABC):
     settings: ClassVar[tuple[str, ...]]  # keys of [lora] that not all types read
     tensors: ClassVar[Mapping[str, str]]  # ends of names in peft's files, by kind
     required: ClassVar[frozenset[str]] = frozenset()  # kinds without which the tensors of a layer are nothing
-    random: ClassVar[
-        tuple[str, ...]
-    ]  # kinds that begin with random values; others begin as zeros or as numbers of the base
+    # Kinds that begin with random values; others begin as zeros or as numbers of the base.
+    random: ClassVar[tuple[str, ...]]
     ranked: ClassVar[tuple[str, ...]] = ()  # kinds whose rows are as many as the rank, the first that is there
     # Kinds by which the whole update is multiplied, the first that is there; none if it is not added to the weights.
     multiplied: ClassVar[tuple[str, ...]] = ()
-    needs_alpha: ClassVar[bool] = (
-        False  # whether readers of files that are not peft's look for an alpha in all conventions
-    )
+    # Whether readers of files that are not peft's look for an alpha in all conventions.
+    needs_alpha: ClassVar[bool] = False
     stacked: ClassVar[str | None] = None  # kind with the rows of a layer that joins several; None if none can be joined
     forward: ClassVar[Callable[..., Any] | None] = None  # forward pass of a layer, in place of peft's
     # Settings of peft with the values that are read, its default first; with others, the same numbers are another update.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from reelworks.models.adapters.adapter_types.adapter_type import NAME, AdapterSettings, LycorisType
@@ -28,6 +28,7 @@ class LoHa(LycorisType):
     name = "loha"
     settings = ("rank", "alpha", "dropout")
     tensors: ClassVar = {f"hada_{part}": f"hada_{part}" for part in _PARTS}
+    required = frozenset(f"hada_{part}" for part in _PARTS)
     random = ("hada_w1_a", "hada_w1_b", "hada_w2_a")
     ranked = ("hada_w1_b",)
     multiplied = ("hada_w1_a",)
@@ -55,7 +56,7 @@ class LoHa(LycorisType):
         """Split one stored layer into the target layers; empty if that cannot be done."""
         from reelworks.models.adapters import release_layers
 
-        if not kinds.keys() >= self.tensors.keys():
+        if not self.is_whole(kinds):
             return {}
         products = [release_layers.split_layer({"A": kinds[A], "B": kinds[B]}, targets, rank) for A, B in _PAIRS]
         if not all(products):
@@ -85,10 +86,6 @@ class LoHa(LycorisType):
         """Yield the settings that a file may have been trained with."""
         for rank in self.possible_ranks(shapes):
             yield {"type": self.name, "rank": rank}
-
-    def is_whole(self, kinds: Collection[str]) -> bool:
-        """Whether a layer has the four matrices."""
-        return self.tensors.keys() <= set(kinds)
 
     def delta(self, kinds: Mapping[str, Tensor], rows: slice = slice(None)) -> Tensor:
         """Return what is added to a weight, `[out, in]`, or some of its rows."""

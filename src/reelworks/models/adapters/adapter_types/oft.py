@@ -29,6 +29,7 @@ class OFT(LycorisType):
     name = "oft"
     settings = ("block_size",)
     tensors: ClassVar = {"oft_R": "oft_R.weight"}
+    required = frozenset({"oft_R"})
     random = ()
     readable: ClassVar = {name: (value,) for name, value in _RULES.items()}
     dependence = "an OFT rotates the weights of its base, so that its update depends on them"
@@ -111,10 +112,6 @@ class OFT(LycorisType):
     def depends_on_weight(self, kinds: Collection[str]) -> bool:
         """Whether what an update adds to a weight depends on the weight: a rotation's does."""
         return True
-
-    def is_whole(self, kinds: Collection[str]) -> bool:
-        """Whether a layer has its rotations."""
-        return "oft_R" in kinds
 
     def shape(self, kinds: Mapping[str, Tensor]) -> torch.Size:
         """Return the shape of the layers that are rotated, of which any number of outputs will do."""
