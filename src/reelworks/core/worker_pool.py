@@ -278,10 +278,10 @@ _Call = tuple[Future[Any], Callable[[Any], Any], Any]  # where its result goes, 
 
 
 class ThreadCalls:
-    """Makes calls in threads, each in one of its own while it lasts, with the interface of `WorkerPool`; safe to use from several threads.
+    """Makes calls in threads, one call in each at a time, with the interface of `WorkerPool`.
 
-    Calls begin at once, where a process first imports for a second or two. A thread cannot be ended: one that hangs is left
-    behind, and goes on until the program ends, which it does not prevent.
+    It is safe to use from several threads. Calls begin at once, where a process first imports for a second or two. A thread
+    cannot be ended: one that hangs is left behind, and goes on until the program ends, which it does not prevent.
     """
 
     def __init__(self) -> None:

@@ -710,10 +710,11 @@ def test_what_s3_refuses_is_told_by_its_status(
             raise translate_boto_error(ClientError(told, "GetObject"))
         raise AssertionError
 
-    with pytest.raises(OSError, match=r".") as caught:
+    with pytest.raises(OSError, match=r".") as caught, location.reached():
         refuse()
     assert isinstance(caught.value, location.RefusedError) == is_refused
     assert isinstance(caught.value, FileNotFoundError) == (status == 404)
+    assert str(caught.value).count("refuses it") == is_refused
     monkeypatch.setattr(location, "read_bytes", refuse)
     if is_refused:
         with pytest.raises(location.RefusedError, match=r"its caption a\.txt"):

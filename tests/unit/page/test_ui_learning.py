@@ -40,10 +40,8 @@ def wall(client: Any, run: RunFolder) -> Any:
 
 def test_losses_are_those_of_the_run_that_is_there_now(root: Path) -> None:
     with page_client.page(root) as client:
-        for losses, shown in (
-            ([1.0], [1.0]),
-            ([4.0, 2.0], [2**0.5, 2**-0.5]),
-        ):  # relative to the median of their logarithms
+        # What is shown is relative to the median of the losses' logarithms.
+        for losses, shown in (([1.0], [1.0]), ([4.0, 2.0], [2**0.5, 2**-0.5])):
             run = make_run(root / "runs" / "cats", losses)
             assert [clip["loss"] for clip in wall(client, run)["clips"]] == pytest.approx(shown)
             shutil.rmtree(run.path)

@@ -225,7 +225,10 @@ def webp_chunks(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
 
 
 def jpeg_without_end(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
-    """Yield kind, place and length of the pixels of a JPEG, to the end of the file, if no marker ends them (ITU-T T.81, B.1.1)."""
+    """Yield kind, place and length of the pixels of a JPEG that ends with zeros and not by a marker (ITU-T T.81, B.1.1)."""
+    file.seek(-1, io.SEEK_END)
+    if file.read(1) != b"\0":  # as nearly all, which are not read for it
+        return
     file.seek(2)
     while len(marker := file.read(4)) == 4 and marker[0] == 0xFF != marker[1]:
         if marker[1] == 0xDA:

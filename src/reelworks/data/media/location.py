@@ -140,6 +140,8 @@ def _status(error: BaseException | None) -> int:
 
 
 def _meant(error: Exception) -> OSError:
+    if isinstance(error, RefusedError):
+        return error
     status = _status(error) or _status(error.__cause__)
     if isinstance(error, FileNotFoundError) or status in (404, 410):
         return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -147,7 +149,7 @@ def _meant(error: Exception) -> OSError:
     # S3's errors have an errno that says less: an expired token is EINVAL, as a range that the file does not have.
     refused = 300 <= status < 500 and status not in (*_BUSY, _OF_THE_FILE)
     if refused or (isinstance(error, PermissionError) and told is None):
-        return RefusedError(errno.EACCES, f"the storage refuses it: {error}")
+        return RefusedError(errno.EACCES, f"the storage refuses it: {getattr(error, 'strerror', None) or error}")
     if told is not None:
         return told
     return OSError(errno.EHOSTUNREACH, f"{type(error).__name__}: {error}")
