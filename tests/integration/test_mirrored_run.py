@@ -36,6 +36,21 @@ def test_the_same_command_goes_on_on_a_fresh_disk(tiny, tmp_path):
     assert [p.name for p in (tmp_path / "mirror" / "checkpoints").glob("step-*")] == ["step-000000007"]
 
 
+def test_going_back_on_a_fresh_disk_sets_the_later_checkpoint_aside_in_the_mirror(tiny, tmp_path):
+    recipe = tiny(checkpoints={"every_steps": 2, "mirror": {"url": str(tmp_path / "mirror")}})
+    for steps, options in ((2, {}), (4, {}), (3, {"resume": "2"})):
+        if options:
+            shutil.rmtree(tmp_path / "run")
+        recipe["train"]["max_steps"] = steps
+        assert children.train(recipe, **options) == [0]
+    names = {f.parent.name: f.name for f in (tmp_path / "mirror" / "checkpoints").glob("step-*/manifest*")}
+    assert names == {
+        "step-000000002": "manifest.json",
+        "step-000000003": "manifest.json",
+        "step-000000004": "manifest.abandoned.json",
+    }
+
+
 def test_a_mirror_that_does_not_answer_ends_no_training(tiny, tmp_path):
     mirror = {"url": str(tmp_path / "mirror")}
     recipe = tiny(train={"max_steps": 2}, checkpoints={"every_steps": 2, "mirror": mirror})

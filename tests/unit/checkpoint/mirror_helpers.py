@@ -19,7 +19,7 @@ from reelworks.data.checkpoint.mirror.mirror import Mirror
 from reelworks.data.checkpoint.mirror.remote import RemoteFilesystem
 from reelworks.data.run.folder import RunFolder
 
-_CALLS = ("put_file", "pipe_file", "rm_file", "rmdir", "cat_file", "get_file", "find", "ls")
+_CALLS = ("put_file", "pipe_file", "rm_file", "rmdir", "cat_file", "get_file", "info", "find", "ls")
 
 
 class Storage:

@@ -23,7 +23,7 @@ from reelworks.core.errors import UserError
 from reelworks.data.checkpoint import manifest
 from reelworks.data.checkpoint.config import MirrorConfig
 from reelworks.data.checkpoint.folder import CheckpointFolder
-from reelworks.data.checkpoint.mirror import files
+from reelworks.data.checkpoint.mirror import fetch, files
 from reelworks.data.checkpoint.mirror import mirror as mirrors
 from reelworks.data.checkpoint.mirror.remote import ABANDONED, RemoteFilesystem, folder_of
 from reelworks.data.checkpoint.verify import verify
@@ -240,22 +240,42 @@ def _tear(place: RemoteFilesystem, at: int) -> None:
     real.put_file, real.pipe_file = put_file, pipe_file
 
 
-def test_a_file_that_arrives_short_never_gets_a_manifest(tmp_path: Path) -> None:
-    run, place = new_run(tmp_path / "run", 100), place_at(tmp_path / "mirror")
+@pytest.mark.parametrize("often", [1, 9])
+def test_a_file_that_arrives_short_is_copied_again_and_never_gets_a_manifest(tmp_path: Path, often: int) -> None:
+    run, place, arrived = new_run(tmp_path / "run", 100), place_at(tmp_path / "mirror"), 0
     real = place._fs._real
 
     def put_file(source: str, target: str) -> None:
+        nonlocal arrived
         type(real).put_file(real, source, target)
-        if ".safetensors" in target:
+        if ".safetensors" in target and (arrived := arrived + 1) <= often:
             Path(target).write_bytes(b"short")
 
     real.put_file = put_file
     told = copy(run, place, 100)
-    assert told.events[0] == (
-        "unmirrored",
-        {"step": 100, "reason": "BadCheckpoint: tensors/rank-00000.safetensors has 5 bytes instead of 200"},
+    if often == 1:
+        assert place.complete(100)
+    else:
+        reason = f"OSError: {folder_of(100)}/tensors/rank-00000.safetensors did not arrive whole"
+        assert told.events[0] == ("unmirrored", {"step": 100, "reason": reason})
+        assert place.manifest_data(100) is None
+
+
+def test_what_was_just_copied_is_there_though_no_listing_shows_it_yet(tmp_path: Path) -> None:
+    """Nor does it pass for the leftover of a dead process, or for lost when it is brought back."""
+    run, place, lagging = (
+        new_run(tmp_path / "run", 100, 200),
+        place_at(tmp_path / "mirror"),
+        place_at(tmp_path / "mirror"),
     )
-    assert place.manifest_data(100) is None
+    lagging._fs._real.find = lambda path, **keys: {} if keys.get("detail") else []
+    for step in (100, 200):
+        assert "mirrored" in copy(run, lagging, step).kinds()
+    assert shown(place) == [100, 200]
+    shutil.rmtree(run.path)
+    with logged() as said:
+        assert fetch.bring_back(lagging, run, "auto") == 200
+    assert [line for line in said if "warning" in line] == []
 
 
 def test_a_step_that_was_saved_anew_replaces_the_former(tmp_path: Path) -> None:
@@ -304,12 +324,33 @@ def test_what_the_run_went_back_behind_is_set_aside(tmp_path: Path) -> None:
     store = CheckpointFolder(run.checkpoints_folder)
     for step in (200, 300):
         store.quarantine(step, "abandoned")
+    store.log("went_back", 100)
     copy(run, place, 100)
     assert shown(place) == [100]
-    assert ABANDONED in place.sizes(folder_of(300))
+    assert place.size(f"{folder_of(300)}/{ABANDONED}")
     write_plain(store, 200, save_id="of the new branch")
+    store.record_saved(store.info(200), 0.0)
     copy(run, place, 200)
     assert shown(place) == [100, 200]
+    store.quarantine(200, "damaged")
+    copy(run, place, 100)  # which nobody has left for 100
+    assert shown(place) == [100, 200]
+
+
+def test_what_training_lost_to_damage_stays_in_the_mirror_and_takes_no_place_of_another(tmp_path: Path) -> None:
+    """It may be good after all, and is further; or it is not, and the copies of what is trained now are all there are."""
+    run, place = new_run(tmp_path / "run", 100, 200, 300), place_at(tmp_path / "mirror")
+    (run.checkpoints_folder / "pins" / "step-000000100").unlink()
+    copy(run, place, 100, 200, 300, keep_last=3)
+    before = content(tmp_path / "mirror" / "checkpoints" / "step-000000300")
+    store = CheckpointFolder(run.checkpoints_folder)
+    for step in (200, 300):
+        store.quarantine(step, "damaged")
+    for step in (110, 120):
+        write_plain(store, step, save_id=str(step))
+    copy(run, place, 100, 110, 120, keep_last=1, keep_best=None)
+    assert shown(place) == [120, 200, 300]
+    assert content(tmp_path / "mirror" / "checkpoints" / "step-000000300") == before
 
 
 def test_wherever_setting_aside_dies_the_manifest_is_there_under_one_of_its_names(tmp_path: Path) -> None:
@@ -330,7 +371,8 @@ def test_wherever_setting_aside_dies_the_manifest_is_there_under_one_of_its_name
             is_done = place_at(there, die).set_aside(100)
         after = place_at(there)
         assert data in (after.manifest_data(100), after.read(f"{folder_of(100)}/{ABANDONED}"))
-        assert not after.is_leftover(100)
+        after.remove_leftovers()
+        assert after.complete(100) if after.manifest_data(100) else content(there / folder_of(100))
     assert at > 3
 
 
@@ -345,8 +387,9 @@ def test_a_deletion_begins_with_the_manifest(tmp_path: Path) -> None:
     with suppress(OSError):
         place_at(tmp_path / "mirror", die).remove(100)
     after = place_at(tmp_path / "mirror")
-    assert after.sizes(folder_of(100))
-    assert after.is_leftover(100)
+    assert content(tmp_path / "mirror" / folder_of(100))
+    after.remove_leftovers()
+    assert after.steps() == []
 
 
 @pytest.mark.parametrize("pattern", ["run[1]", "run?", "run*", "[r]un1", "**"])

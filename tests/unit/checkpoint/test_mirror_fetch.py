@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import one_save
 import pytest
@@ -16,7 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from mirror_helpers import content, copy, logged, new_run, place_at
 from refused import refused
 
-from reelworks.core import storage
+from reelworks.core import retry, storage
 from reelworks.data.checkpoint import load
 from reelworks.data.checkpoint.config import KeepBest
 from reelworks.data.checkpoint.folder import CheckpointFolder
@@ -26,6 +27,11 @@ from reelworks.data.checkpoint.mirror.files import MirrorIndex, pull
 from reelworks.data.checkpoint.mirror.remote import RemoteFilesystem
 from reelworks.data.checkpoint.verify import verify
 from reelworks.data.run.folder import RunFolder, RunInfo
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "WAITS_SECONDS", (0.0,))
 
 
 @pytest.fixture
@@ -351,6 +357,58 @@ def test_a_bad_one_is_passed_over_with_its_reason(
     assert (step, steps(run)) == (200, [200])
     assert any("step 300 in the mirror is skipped" in line and reason in line for line in said)
     assert not leftovers(run)
+
+
+@pytest.mark.parametrize("spoilt", ["a file that arrives short", "a wrong byte in a checkpoint"])
+def test_bytes_that_go_wrong_once_on_the_way_are_no_damage(tmp_path: Path, mirror: Path, spoilt: str) -> None:
+    """For each download: the newest checkpoint is brought back as it was saved, and what is in the mirror stays there."""
+    before, at, done = content(mirror), 0, False
+    while not done:
+        at += 1
+        place, run, count = place_at(mirror), RunFolder(tmp_path / str(at) / "run"), 0
+        real = place._fs._real
+
+        def is_spoilt(path: str, at: int = at) -> bool:
+            nonlocal count
+            counts = "short" in spoilt or "checkpoints/step-" in path
+            count += counts
+            return counts and count == at
+
+        def get_file(path: str, file: str, real: Any = real) -> None:
+            type(real).get_file(real, path, file)
+            if is_spoilt(path):
+                data = Path(file).read_bytes()
+                Path(file).write_bytes(data[:-1] if "short" in spoilt else data[:-1] + bytes([data[-1] ^ 1]))
+
+        def cat_file(path: str, real: Any = real) -> bytes:
+            data = bytes(type(real).cat_file(real, path))
+            wrong = path.endswith("manifest.json") and "byte" in spoilt and is_spoilt(path)
+            return data[:-5] + bytes([data[-5] ^ 1]) + data[-4:] if wrong else data
+
+        real.get_file, real.cat_file = get_file, cat_file
+        assert bring_back(place, run, "auto") == 300
+        verify(run.checkpoints_folder / "step-000000300", full=True)
+        here = content(run.path)
+        assert all(here[path] == data for path, data in before.items() if path.startswith(("coverage/", "catalog/")))
+        assert content(mirror) == before
+        done = count < at
+    assert at > 3
+
+
+@pytest.mark.parametrize("kind", ["cat_file", "ls", "pipe_file", "rm_file", "info", "get_file"])
+def test_storage_that_fails_once_ends_no_start(tmp_path: Path, mirror: Path, kind: str) -> None:
+    """As with a client that makes no retries of its own."""
+    calls = []
+
+    def fail(call: int, name: str) -> None:
+        calls.append(name)
+        if name == kind and calls.count(name) == 1:
+            raise TimeoutError(name)
+
+    run = RunFolder(tmp_path / "run")
+    assert bring_back(place_at(mirror, fail), run, "auto") == 300
+    assert (run.path / "coverage/segment-000-000000-000/places.parquet").exists()
+    assert kind in calls
 
 
 def test_one_without_a_manifest_is_none(tmp_path: Path, mirror: Path) -> None:

@@ -10,6 +10,7 @@ import s3_server
 from mirror_helpers import copy, logged, new_run, shown
 from refused import refused
 
+from reelworks.core import retry
 from reelworks.data.checkpoint.config import MirrorConfig
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.checkpoint.mirror import fetch, mirror
@@ -66,13 +67,14 @@ def test_a_run_survives_the_loss_of_its_disk(tmp_path: Path, endpoint: str, line
 def test_a_bucket_that_is_not_there_or_a_server_that_is_gone_is_told(
     tmp_path: Path, endpoint: str, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(retry, "WAITS_SECONDS", ())
+    monkeypatch.setattr(mirror, "WAITS_SECONDS", ())
     nothing = RunFolder(tmp_path / "run")
     with refused("mirror-unreachable", "checkpoints.mirror.url", says="cannot be written now") as caught:
         fetch.bring_back(place_in("no-bucket", endpoint), nothing, "auto")
     assert "bucket does not exist" in caught.value.problem
     assert not nothing.path.exists()
 
-    monkeypatch.setattr(mirror, "WAITS_SECONDS", ())
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     gone = place_in("bucket", "http://127.0.0.1:1")
     gone._fs.retries = 1

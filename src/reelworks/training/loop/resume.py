@@ -120,8 +120,7 @@ def _resume(started: StartedStage, model: TrainedModel) -> tuple[DataPosition, i
     restart_data = request.restart_data
     if restart_data:
         # The main rank decides, as other ranks may read an older version of the events file.
-        reason = _reason_to_keep_data(started, cursor) if run.world.is_main else None
-        reason = run.world.broadcast(reason)  # type: ignore[assignment]
+        reason: Any = run.world.broadcast(_reason_to_keep_data(started, cursor) if run.world.is_main else None)
         if reason is not None:
             changes.append(f"--restart-data has no effect: {reason}")
             restart_data = False
@@ -244,9 +243,8 @@ def _reason_to_keep_data(started: StartedStage, cursor: Cursor) -> str | None:
     request, last = started.request, started.data.recipe.train.max_steps
     if last is not None and cursor.global_step >= last:
         return f"train.max_steps = {last} is reached"
-    if request.resume != "auto" or not (cursor.data_restarts or request.load is not None):
-        return None
-    if cursor.data_restarts in history.finished_generations(started.run.folder):
+    is_repeated = request.resume == "auto" and (cursor.data_restarts or request.load is not None)
+    if not is_repeated or cursor.data_restarts in history.finished_generations(started.run.folder):
         return None
     what = "an earlier start restarted the data" if cursor.data_restarts else "the run began the data after --load"
     return (
@@ -272,6 +270,8 @@ def prepare_folder(started: StartedStage, position: DataPosition, *, threads: in
             for later in [step for step in run.store.steps() if step > position.global_step]:
                 aside = run.store.set_aside(later, f"abandoned: the run went back to step {position.global_step}")
                 logger.info("checkpoint of step %d is set aside as %s", later, aside.name)
+        if started.request.resume.isdecimal():  # so that what a mirror has of later steps is abandoned, too
+            run.store.log("went_back", position.global_step)
         # A fresh start has former records too, if a start was killed before its first save.
         records.reopen(run.folder, position.global_step, None if done else position.key)
         whole = recipe_file.dump(stage.whole) if stage.config is not None else None

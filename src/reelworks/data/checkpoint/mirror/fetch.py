@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
+from typing import TypeVar
 
 from reelworks.core import files as core_files
-from reelworks.core import storage, units
+from reelworks.core import retry, storage, units
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data.checkpoint import disk_space, manifest, names
 from reelworks.data.checkpoint.config import KeepBest
 from reelworks.data.checkpoint.folder import CheckpointFolder
-from reelworks.data.checkpoint.manifest import BadCheckpoint, NewerFormat
+from reelworks.data.checkpoint.manifest import BadCheckpoint, FileEntry, Manifest, NewerFormat
 from reelworks.data.checkpoint.mirror import files
 from reelworks.data.checkpoint.mirror.remote import MirrorAway, MirrorError, RemoteFilesystem, folder_of
 from reelworks.data.checkpoint.policy import CheckpointFacts, rank_best
-from reelworks.data.checkpoint.verify import save_id, too_new, verify
+from reelworks.data.checkpoint.verify import check_file, save_id, too_new, verify
 from reelworks.data.run.folder import RunFolder
+
+T = TypeVar("T")
 
 
 def bring_back(place: RemoteFilesystem, run: RunFolder, resume: str, keep_best: KeepBest | None = None) -> int | None:
@@ -42,9 +47,10 @@ def bring_back(place: RemoteFilesystem, run: RunFolder, resume: str, keep_best: 
     needed = len(damaged) == len(steps) if named is None else named not in steps
     try:
         with place.answering("read"):
-            index = files.own_index(place, run)
+            index = _once_more(partial(files.own_index, place, run))
         if needed:
-            place.probe()
+            with place.answering("written"):
+                _once_more(place.probe)
     except MirrorAway as error:
         if needed:
             raise
@@ -55,8 +61,8 @@ def bring_back(place: RemoteFilesystem, run: RunFolder, resume: str, keep_best: 
     if not needed:
         return next((step for step in damaged if named is None and replace(place, store, step)), None)
     with place.answering("read"):
-        is_empty = all(place.manifest_data(step) is None for step in place.steps())
-    if is_empty and named is None:
+        there = [s for s in _once_more(place.steps) if _once_more(partial(place.manifest_data, s)) is not None]
+    if not there and named is None:
         logger.warning("the mirror has no checkpoint: the run begins anew")
         if not run.exists:  # and keeps its mirror
             storage.mkdirs(run.path)
@@ -71,10 +77,10 @@ def bring_back(place: RemoteFilesystem, run: RunFolder, resume: str, keep_best: 
         )
     with place.answering("read"):
         # Before any checkpoint, since a run folder that has one is not restored again.
-        for path in files.pull(place, run, index):
+        for path in _once_more(partial(files.pull, place, run, index)):
             logger.warning("the mirror has lost %s", path)
-        newest = _fetch_newest(place, store, [s for s in reversed(place.steps()) if named in (None, s)])
-        best = rank_best(facts(place, store), keep_best)[:1]
+        newest = _fetch_newest(place, store, [s for s in reversed(there) if named in (None, s)])
+        best = rank_best(_once_more(partial(facts, place, store)), keep_best)[:1]
     for step in best if newest is not None and named is None and best != [newest] else ():
         replace(place, store, step)
     return newest
@@ -94,14 +100,19 @@ def replace(place: RemoteFilesystem, store: CheckpointFolder, step: int) -> bool
     here = save_id(store.path(step))
     try:
         with place.answering("read"):
-            data = place.manifest_data(step)
-            if data is None or here not in ("", manifest.parse(data, step).save_id):
-                return False
-            _fetch(place, store, step, data)
+            remote = _once_more(partial(place.complete, step))
+            if is_same := here in ("", remote.save_id):
+                _fetch(place, store, remote)
     except (BadCheckpoint, UserError) as error:
         logger.warning("checkpoint of step %d is not brought back from the mirror: %s", step, error)
         return False
-    return True
+    return is_same
+
+
+def _once_more(work: Callable[[], T]) -> T:
+    """Return `work()`, repeated after an error: storage may fail once, and bytes of a good file may go wrong on the way."""
+    pause = retry.WAITS_SECONDS[-1:]
+    return retry.with_retries(work, waits_seconds=pause, may_vanish=lambda error: not isinstance(error, UserError))
 
 
 def _is_damaged(path: Path) -> bool:
@@ -117,18 +128,14 @@ def _is_damaged(path: Path) -> bool:
 def _fetch_newest(place: RemoteFilesystem, store: CheckpointFolder, steps: list[int]) -> int | None:
     bad = []
     for step in steps:
-        # A folder without a manifest is the leftover of an upload, no checkpoint.
-        if (data := place.manifest_data(step)) is None:
-            continue
         try:
-            _fetch(place, store, step, data)
+            _fetch(place, store, _once_more(partial(place.complete, step)))
+            return step
         except NewerFormat as error:
             raise too_new(error, folder_of(step)) from error
         except BadCheckpoint as error:
             bad.append(f"checkpoint of step {step} in the mirror is skipped: {error.reason}")
             logger.warning(bad[-1])
-            continue
-        return step
     if bad:
         raise MirrorError(
             "no checkpoint of the mirror is valid:" + "".join(f"\n    {reason}" for reason in bad),
@@ -139,9 +146,9 @@ def _fetch_newest(place: RemoteFilesystem, store: CheckpointFolder, steps: list[
     return None
 
 
-def _fetch(place: RemoteFilesystem, store: CheckpointFolder, step: int, data: bytes) -> None:
+def _fetch(place: RemoteFilesystem, store: CheckpointFolder, remote: Manifest) -> None:
     """Fetch one checkpoint into a temporary folder, compare all digests, and publish it."""
-    remote = place.complete(step)
+    step = remote.step
     logger.info(f"fetching the checkpoint of step {step} ({units.size(remote.total_bytes)}) from {place.url}")
     storage.mkdirs(store.root)
     with core_files.writing("output", store.root.parent):
@@ -149,14 +156,8 @@ def _fetch(place: RemoteFilesystem, store: CheckpointFolder, step: int, data: by
     temporary = store.root / names.fresh("tmp", step)
     try:
         for entry in remote.files:
-            file = temporary / entry.path
-            storage.mkdirs(file.parent)
-            place.get(f"{folder_of(step)}/{entry.path}", file)
-        with storage.create(temporary / manifest.FILE_NAME) as f:
-            f.write(data)
-        verify(temporary, full=True)
-        for folder in {file.parent for file in temporary.rglob("*")}:
-            storage.fsync_folder(folder)
+            _once_more(partial(_fetch_file, place, f"{folder_of(step)}/{entry.path}", temporary, entry))
+        manifest.write(temporary, remote)
     except BaseException:
         storage.rmtree_if_possible(temporary)
         raise
@@ -164,3 +165,8 @@ def _fetch(place: RemoteFilesystem, store: CheckpointFolder, step: int, data: by
         store.quarantine(step, "replaced by the checkpoint of this step from the mirror")
     store.publish(temporary, step)
     store.log("fetched", step, save_id=remote.save_id, source=place.url)
+
+
+def _fetch_file(place: RemoteFilesystem, path: str, folder: Path, entry: FileEntry) -> None:
+    place.get(path, folder / entry.path)
+    check_file(folder, entry, full=True)

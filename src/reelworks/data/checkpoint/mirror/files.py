@@ -8,7 +8,6 @@ changed files are copied again, and deleted ones are removed.
 from __future__ import annotations
 
 import posixpath
-import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from reelworks.core import files, storage
+from reelworks.core import files
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError, first_few
 from reelworks.data.checkpoint import manifest, names
@@ -156,28 +155,20 @@ def push(place: RemoteFilesystem, run: RunFolder, token: str) -> None:
 
 def pull(place: RemoteFilesystem, run: RunFolder, index: MirrorIndex) -> list[str]:
     """Fetch the files that the run folder lacks, and return those that the mirror lost or holds in part."""
-    there = place.sizes("")
+    there = {path: place.size(path) for path in filter(manifest.is_inside, index.files)}
     bad: list[str] = []
-    for path in sorted(filter(manifest.is_inside, index.files), key=_order):
+    for path in sorted(there, key=_order):
         folder, name = posixpath.split(path)
         marker = _marker(path, index)
         if (run.path / marker).exists() or any(
-            file not in there and _ABSENT in index.files[file] for file in (path, marker)
+            there[file] is None and _ABSENT in index.files[file] for file in (path, marker)
         ):
             continue  # it is here, or not copied yet
-        incomplete = there.get(path) not in _sizes(index.files[path]) and not name.endswith(".jsonl")
-        if incomplete or path not in there or (name in _MARKERS and folder in map(posixpath.dirname, bad)):
+        incomplete = there[path] not in _sizes(index.files[path]) and not name.endswith(".jsonl")
+        if incomplete or there[path] is None or (name in _MARKERS and folder in map(posixpath.dirname, bad)):
             bad.append(path)
             continue
-        file = run.path / path
-        temporary = file.with_name(f".{name}.{uuid.uuid4().hex[:8]}.tmp")
-        storage.mkdirs(file.parent)
-        try:
-            place.get(path, temporary)
-            storage.rename(temporary, file)
-        finally:
-            temporary.unlink(missing_ok=True)
-        storage.fsync_folder(file.parent)
+        place.get(path, run.path / path)
     if not run.exists:
         run.write_info(index.run)
     return bad

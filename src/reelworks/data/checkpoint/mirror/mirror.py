@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import takewhile
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from reelworks.core import retry
@@ -112,12 +113,19 @@ class Mirror:
             self._tidy(step)
 
     def _tidy(self, step: int) -> None:
-        """Apply retention after a copy, and set aside checkpoints of later steps, which no resume may take for the newest."""
+        """Apply retention after a copy, and set aside what the run went back behind, which no resume may take for the newest."""
         try:
             for later in [s for s in self._with_retries(self._place.steps) if s > step]:
-                if self._with_retries(self._place.set_aside, later):
+                if _is_abandoned(self._store, later) and self._with_retries(self._place.set_aside, later):
                     self._log("mirror_abandoned", later, reason=f"the run went back to step {step}")
-            self._retire(step)
+            self._with_retries(self._place.remove_leftovers)
+            # Later ones that damage has put out of reach neither count, as they would in the place of good ones, nor go.
+            mirrored = [one for one in self._with_retries(fetch.facts, self._place, self._store) if one.step <= step]
+            decisions = policy.plan_retention(mirrored, self._policy, PolicyTime(time.time()))
+            for decision in [d for d in decisions if not d.keep]:
+                self._with_retries(self._place.remove, decision.step)
+                self._log("mirror_deleted", decision.step, reasons=list(decision.reasons))
+            self._run_log.event("mirror_retention", step=step, **policy.as_event(decisions))
         except _Superseded:
             pass  # follows after the newer checkpoint
         except Exception as error:
@@ -138,22 +146,8 @@ class Mirror:
         source, target = self._store.path(saved.step), folder_of(saved.step)
         # Existing files may be of another save, with the same sizes.
         self._with_retries(self._place.remove, saved.step)
-        for entry in saved.files:
-            self._with_retries(self._place.put, source / entry.path, f"{target}/{entry.path}")
-        self._with_retries(self._place.check_sizes, saved)
-        data = (source / manifest.FILE_NAME).read_bytes()
-        self._with_retries(self._place.write, f"{target}/{manifest.FILE_NAME}", data)
-
-    def _retire(self, step: int) -> None:
-        for earlier in [s for s in self._with_retries(self._place.steps) if s < step]:
-            if self._with_retries(self._place.is_leftover, earlier):
-                self._with_retries(self._place.remove, earlier)
-        mirrored = self._with_retries(fetch.facts, self._place, self._store)
-        decisions = policy.plan_retention(mirrored, self._policy, PolicyTime(time.time()))
-        for decision in [d for d in decisions if not d.keep]:
-            self._with_retries(self._place.remove, decision.step)
-            self._log("mirror_deleted", decision.step, reasons=list(decision.reasons))
-        self._run_log.event("mirror_retention", step=step, **policy.as_event(decisions))
+        for path in (*(entry.path for entry in saved.files), manifest.FILE_NAME):
+            self._with_retries(self._place.put, source / path, f"{target}/{path}")
 
     def _with_retries(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call `work`, and retry after a pause if the storage fails, unless a newer checkpoint comes meanwhile."""
@@ -177,3 +171,9 @@ class Mirror:
     def _log(self, event: str, step: int, **fields: Any) -> None:
         with suppress(OSError):  # a full disk
             self._store.log(event, step, **fields)
+
+
+def _is_abandoned(store: CheckpointFolder, step: int) -> bool:
+    """Whether somebody went back behind a step since it was saved last, rather than that damage made training do so."""
+    since = takewhile(lambda event: (event["event"], event["step"]) != ("saved", step), reversed(store.history()))
+    return any(event["event"] == "went_back" and event["step"] < step for event in since)

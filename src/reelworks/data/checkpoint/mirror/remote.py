@@ -5,7 +5,7 @@
     mirror.json                                          whose mirror it is, and an index of the other files
 
 A checkpoint without a manifest does not exist. Object storage has no rename, so a dead process's partial upload
-stays, ignored, until its step is uploaded again or an upload of a later step removes it.
+stays, ignored, until the next copy removes it.
 """
 
 from __future__ import annotations
@@ -113,11 +113,10 @@ class RemoteFilesystem:
     def probe(self) -> None:
         """Write, read and remove a small file, so that mistakes show before training starts."""
         path, data = f".probe-{uuid.uuid4().hex[:12]}", b"reelworks"
-        with self.answering("written"):
-            self.write(path, data)
-            if self.read(path) != data:
-                raise OSError("a small test file did not read back as it was written")
-            self.remove_file(path)
+        self.write(path, data)
+        if self.read(path) != data:
+            raise OSError("a small test file did not read back as it was written")
+        self.remove_file(path)
 
     def read(self, path: str) -> bytes | None:
         """Return a small file's content; None if it does not exist."""
@@ -132,26 +131,32 @@ class RemoteFilesystem:
             self._fs.pipe_file(target, data)
 
     def put(self, file: Path, path: str) -> None:
-        """Upload or replace a file."""
+        """Upload or replace a file, which may grow meanwhile; raises `OSError` if it arrives in part."""
+        size = file.stat().st_size
         with self._atomic(path) as target:
             self._fs.put_file(str(file), target)
+        if (self.size(path) or 0) < size:
+            raise OSError(f"{path} did not arrive whole")
 
     def get(self, path: str, file: Path) -> None:
-        """Download a file and sync its content; the caller syncs the folder."""
-        self._fs.get_file(self._at(path), str(file))
-        _sync(file)
+        """Download or replace a file durably; raises `OSError` if it arrives in part."""
+        storage.mkdirs(file.parent)
+        with _replaced(file) as temporary:
+            self._fs.get_file(self._at(path), str(temporary))
+            if temporary.stat().st_size != self.size(path):
+                raise OSError(f"{path} did not arrive whole")
 
     def remove_file(self, path: str) -> None:
         """Remove a file if it exists."""
         with suppress(FileNotFoundError):
             self._fs.rm_file(self._at(path))
 
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Return the sizes of all files below a folder by their relative paths; empty if it does not exist."""
+    def size(self, path: str) -> int | None:
+        """Return a file's size; None if it does not exist. It is asked for by name, since listings may lag behind."""
         self._fs.invalidate_cache()
-        start = self._at(folder)
-        infos = self._fs.find(start, detail=True)
-        return {path.removeprefix(f"{start}/"): int(info["size"]) for path, info in infos.items()}
+        with suppress(FileNotFoundError):
+            return int(self._fs.info(self._at(path))["size"])
+        return None
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder, without hidden ones; empty if it does not exist."""
@@ -177,17 +182,12 @@ class RemoteFilesystem:
         if (data := self.manifest_data(step)) is None:
             raise BadCheckpoint(f"{manifest.FILE_NAME} is missing")
         remote = manifest.parse(data, step)
-        self.check_sizes(remote)
-        return remote
-
-    def check_sizes(self, wanted: Manifest) -> None:
-        """Compare the sizes of a checkpoint's files with a manifest; raises `BadCheckpoint`."""
-        sizes = self.sizes(folder_of(wanted.step))
-        for entry in wanted.files:
-            if entry.path not in sizes:
+        for entry in remote.files:
+            if (size := self.size(f"{folder_of(step)}/{entry.path}")) is None:
                 raise BadCheckpoint(f"{entry.path} is missing")
-            if sizes[entry.path] != entry.size:
-                raise BadCheckpoint(f"{entry.path} has {sizes[entry.path]} bytes instead of {entry.size}")
+            if size != entry.size:
+                raise BadCheckpoint(f"{entry.path} has {size} bytes instead of {entry.size}")
+        return remote
 
     def is_there(self, wanted: Manifest) -> bool:
         """Whether the mirror has a complete copy of the checkpoint with exactly this manifest."""
@@ -210,9 +210,11 @@ class RemoteFilesystem:
                 with suppress(OSError):  # object storage has no folders
                     self._fs.rmdir(path)
 
-    def is_leftover(self, step: int) -> bool:
-        """Whether a folder is a dead process's partial upload or deletion."""
-        return not {manifest.FILE_NAME, ABANDONED} & self.sizes(folder_of(step)).keys()
+    def remove_leftovers(self) -> None:
+        """Delete what uploads and deletions left that broke off: folders without a manifest under either of its names."""
+        for step in self.steps():
+            if self.manifest_data(step) is None and self.size(f"{folder_of(step)}/{ABANDONED}") is None:
+                self.remove(step)
 
     def set_aside(self, step: int) -> bool:
         """Rename a checkpoint's manifest and keep its files; returns False if it has no manifest."""
@@ -228,20 +230,22 @@ class RemoteFilesystem:
         if "file" not in self._fs.protocol:
             yield self._at(path)
             return
-        target = Path(self._at(path))
-        temporary = target.with_name(f".{target.name}.tmp")
-        yield str(temporary)
-        _sync(temporary)
-        storage.rename(temporary, target)
-        storage.fsync_folder(target.parent)
+        with _replaced(Path(self._at(path))) as temporary:
+            yield str(temporary)
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}".rstrip("/")
 
 
-def _sync(file: Path) -> None:
-    with file.open("r+b") as f:  # Windows syncs only what may be written
-        storage.fsync(f.fileno(), file)
+@contextmanager
+def _replaced(file: Path) -> Iterator[Path]:
+    """Yield a path beside a file, which what is written there replaces, durably."""
+    temporary = file.with_name(f".{file.name}.tmp")
+    yield temporary
+    with temporary.open("r+b") as f:  # Windows syncs only what may be written
+        storage.fsync(f.fileno(), temporary)
+    storage.rename(temporary, file)
+    storage.fsync_folder(file.parent)
 
 
 def folder_of(step: int) -> str:
