@@ -258,7 +258,7 @@ def test_a_file_that_arrives_short_is_copied_again_and_never_gets_a_manifest(tmp
     else:
         reason = f"OSError: {folder_of(100)}/tensors/rank-00000.safetensors did not arrive whole"
         assert told.events[0] == ("unmirrored", {"step": 100, "reason": reason})
-        assert place.manifest_data(100) is None
+        assert place.steps() == []
 
 
 def test_what_was_just_copied_is_there_though_no_listing_shows_it_yet(tmp_path: Path) -> None:
@@ -276,6 +276,46 @@ def test_what_was_just_copied_is_there_though_no_listing_shows_it_yet(tmp_path: 
     with logged() as said:
         assert fetch.bring_back(lagging, run, "auto") == 200
     assert [line for line in said if "warning" in line] == []
+
+
+@pytest.mark.parametrize("left_by", ["a failed upload", "a process that died"])
+def test_what_broke_off_takes_no_room_of_later_copies(tmp_path: Path, left_by: str) -> None:
+    """On a disk for two and a half checkpoints, as keep_last = 1 needs two: every copy after the one that failed fits."""
+    run, place = new_run(tmp_path / "run", 100, 200, 300, 400), place_at(tmp_path / "mirror")
+    (run.checkpoints_folder / "pins" / "step-000000100").unlink()
+    copy(run, place, 100)
+    if left_by == "a process that died":
+        shutil.copytree(run.checkpoints_folder / "step-000000200", tmp_path / "mirror" / folder_of(200))
+        (tmp_path / "mirror" / folder_of(200) / manifest.FILE_NAME).unlink()
+    real = place._fs._real
+
+    def put_file(source: str, target: str) -> None:
+        tensors = [*(tmp_path / "mirror").rglob("*.safetensors")]
+        if (".safetensors" in target and len(tensors) >= 2) or target.endswith("200/.manifest.json.tmp"):
+            raise OSError("Disk quota exceeded")
+        type(real).put_file(real, source, target)
+
+    real.put_file = put_file
+    steps = (200, 300, 400) if left_by == "a failed upload" else (300, 400)
+    told = copy(run, place, *steps, keep_last=1, keep_best=None)
+    assert [fields["step"] for kind, fields in told.events if kind == "mirrored"] == [300, 400]
+    assert place.steps() == [400]
+
+
+def test_a_leftover_that_cannot_be_deleted_ends_no_copy(tmp_path: Path) -> None:
+    run, place = new_run(tmp_path / "run", 100, 200), place_at(tmp_path / "mirror")
+    copy(run, place, 100)
+    place.remove_file(f"{folder_of(100)}/{manifest.FILE_NAME}")
+    real = place._fs._real
+
+    def rm_file(path: str) -> None:
+        if folder_of(100) in path:
+            raise PermissionError("Access Denied")
+        type(real).rm_file(real, path)
+
+    real.rm_file = rm_file
+    assert "mirrored" in copy(run, place, 200).kinds()
+    assert place.steps() == [100, 200]
 
 
 def test_a_step_that_was_saved_anew_replaces_the_former(tmp_path: Path) -> None:

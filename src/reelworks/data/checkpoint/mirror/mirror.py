@@ -118,7 +118,6 @@ class Mirror:
             for later in [s for s in self._with_retries(self._place.steps) if s > step]:
                 if _is_abandoned(self._store, later) and self._with_retries(self._place.set_aside, later):
                     self._log("mirror_abandoned", later, reason=f"the run went back to step {step}")
-            self._with_retries(self._place.remove_leftovers)
             # Later ones that damage has put out of reach neither count, as they would in the place of good ones, nor go.
             mirrored = [one for one in self._with_retries(fetch.facts, self._place, self._store) if one.step <= step]
             decisions = policy.plan_retention(mirrored, self._policy, PolicyTime(time.time()))
@@ -134,6 +133,9 @@ class Mirror:
     def _copy(self, step: int) -> None:
         began = time.perf_counter()
         saved = manifest.read(self._store.path(step))
+        self._with_retries(files.own_index, self._place, self._run)  # before anything is deleted
+        with suppress(Exception):  # before room is needed; what cannot be deleted ends no copy
+            self._with_retries(self._place.remove_leftovers)
         self._with_retries(files.push, self._place, self._run, self._token)
         if not self._with_retries(self._place.is_there, saved):
             self._upload(saved)
@@ -142,12 +144,17 @@ class Mirror:
             self._run_log.event("mirrored", step=step, **fields)
 
     def _upload(self, saved: Manifest) -> None:
-        """Copy a checkpoint, its manifest last."""
+        """Copy a checkpoint, its manifest last; a failed copy is removed, since it would take the room of the next one."""
         source, target = self._store.path(saved.step), folder_of(saved.step)
         # Existing files may be of another save, with the same sizes.
         self._with_retries(self._place.remove, saved.step)
-        for path in (*(entry.path for entry in saved.files), manifest.FILE_NAME):
-            self._with_retries(self._place.put, source / path, f"{target}/{path}")
+        try:
+            for path in (*(entry.path for entry in saved.files), manifest.FILE_NAME):
+                self._with_retries(self._place.put, source / path, f"{target}/{path}")
+        except Exception:
+            with suppress(Exception):
+                self._place.remove(saved.step)
+            raise
 
     def _with_retries(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call `work`, and retry after a pause if the storage fails, unless a newer checkpoint comes meanwhile."""
