@@ -43,8 +43,7 @@ _VIDEO: dict[str, tuple[str, dict[str, str], str, dict[str, str]]] = {
 # BT.709 of limited range, by the numbers of ISO/IEC 23091-2: what states nothing, players read by its size.
 _COLOURS = dict.fromkeys(("colorspace", "color_primaries", "color_trc", "color_range"), 1)
 _AUDIO = {".mp4": ("aac", "fltp"), ".webm": ("libopus", "s16")}  # codecs, and the samples that they take
-_LOWEST_AAC_RATE = 8_000
-_OPUS_RATE = 48_000  # the only one above 24,000 that Opus has
+_PLAYED_RATES = range(8_000, 48_001)  # others of a codec are not known to all players
 _IMAGE = ".png"
 
 _GAP_PX, _CAPTION_PX, _FONT_PX = 12, 24, 14
@@ -92,9 +91,13 @@ def write_video(path: Path, frames_THWC: Frames, fps: float, sound: Sound | None
 
 
 def _sound_track(container: Any, path: Path, sound: Sound) -> Callable[[], None]:
-    """Add a stream of sound, and return what writes it; streams are added before anything is written."""
+    """Add a stream of sound, and return what writes it; streams are added before anything is written.
+
+    A codec has some rates only: sound of another is written at the next higher one.
+    """
     codec, format = _AUDIO[_suffix(path, *_AUDIO)]
-    rate = _OPUS_RATE if codec == "libopus" else max(sound.rate, _LOWEST_AAC_RATE)
+    known = [rate for rate in av.Codec(codec, "w").audio_rates or () if rate in _PLAYED_RATES]
+    rate = min((rate for rate in known if rate >= sound.rate), default=max(known))
     layout = "mono" if sound.samples.shape[1] == 1 else "stereo"
     track = container.add_stream(codec, rate, layout=layout)
 
