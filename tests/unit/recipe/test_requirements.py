@@ -1,6 +1,7 @@
 """A recipe that asks a model for what it does not know is refused with the key and what to write."""
 
 import pytest
+import tiny_recipe
 from refused import refused
 
 from reelworks.core.errors import UserError
@@ -8,7 +9,7 @@ from reelworks.models import components, config, registry
 from reelworks.models.config import ModelConfig, TextEncoderConfig
 from reelworks.models.family import ComponentShapes
 from reelworks.models.objectives.config import ObjectiveConfig
-from reelworks.training.recipe import validation
+from reelworks.training.recipe import recipe_file, validation
 from reelworks.training.recipe.recipe import Recipe
 
 
@@ -25,6 +26,17 @@ def test_an_objective_that_the_weights_do_not_know_is_refused():
     validation.require_objective(recipe(ModelConfig(name="sdxl", weights="w"), "v-prediction", {}))
     validation.require_objective(recipe(ModelConfig(name="sdxl"), "rectified-flow", {}))
     validation.require_objective(recipe(ModelConfig(name="stdit2-xl", weights="w"), "iddpm", {}))
+
+
+@pytest.mark.parametrize(
+    ("objective", "steps"), [("iddpm", 1), ("iddpm", 1001), ("epsilon", 1001), ("v-prediction", 1001)]
+)
+def test_steps_of_previews_that_their_sampler_has_not_are_refused(objective, steps):
+    values = tiny_recipe.least(objective={"name": objective}, samples={"num_inference_steps": steps})
+    with refused("steps-out-of-range", "samples.num_inference_steps", says="is not in .*as is usual"):
+        recipe_file.parse(values)
+    recipe_file.parse(values | {"samples": {"num_inference_steps": 1000}})
+    recipe_file.parse(values | {"objective": {"name": "rectified-flow"}})
 
 
 def test_masks_of_given_frames_need_a_network_that_is_told():
@@ -104,6 +116,7 @@ def test_a_first_frame_is_asked_for_and_refused():
         ("wan-2.2-i2v-14b", None, 5, "from a first frame"),
         ("wan-2.2-i2v-14b", "a.png", 1, "does not support conditioning"),
         ("wan-2.1-14b", "a.png", 5, "does not support conditioning"),
+        ("stdit3-tiny", "a.png", 1, "does not support conditioning"),  # it would be all of the clip
     ):
         with pytest.raises(UserError, match=match):
             validation.require_given_frames(ModelConfig(name=name), reference, None, frames)

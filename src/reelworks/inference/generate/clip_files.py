@@ -19,6 +19,7 @@ from reelworks.inference.generate.conditions import Conditions
 from reelworks.inference.generate.load_run import LoadedModel
 from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.inference.generate.request import GenerateRequest
+from reelworks.models.objectives.config import require_steps
 from reelworks.training.recipe import preview_model, recipe_file
 from reelworks.training.recipe.recipe import Recipe
 
@@ -148,10 +149,12 @@ def _options(request: GenerateRequest, run: RunFolder, recipe: Recipe, shape: Sh
     given |= sources.named([str(path) for path in request.edited])
     heard = None if request.sound is None else conditions.read_sound(request.sound, recipe, shape.num_frames, fps)
     sampled = defaults.sampled(recipe)
+    num_steps = request.num_inference_steps or sampled.num_inference_steps
+    require_steps(recipe.objective.name, num_steps, "--num-inference-steps")
     return GenerateOptions(
         shape,
         fps,
-        request.num_inference_steps or sampled.num_inference_steps,
+        num_steps,
         request.guidance_scale or sampled.guidance_scale,
         request.seed,
         Conditions(begin, request.loop, begin_frames, end, kept, heard),

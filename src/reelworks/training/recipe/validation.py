@@ -20,6 +20,7 @@ from reelworks.models.components import conditioning, other_latents
 from reelworks.models.config import ModelConfig, require_known, text_encoder_names
 from reelworks.models.expert_pair.config import timestep_range
 from reelworks.models.family import FamilyConfig
+from reelworks.models.objectives.config import require_steps
 from reelworks.models.sequence import sequence_limits
 from reelworks.training.recipe import preview_model
 from reelworks.training.recipe.recipe import Recipe
@@ -153,10 +154,10 @@ def require_given_frames(model: ModelConfig, reference: str | None, last_frame: 
     """Refuse previews without a first or last frame that the network needs, or with one that it does not support."""
     wants = conditioning(model)
     first, last = (num_frames > 1 and takes for takes in (wants.needs_first_frame, wants.shown.last))
-    others = wants.frames or wants.companions.control_parts
+    others = num_frames > 1 and (wants.frames or wants.companions.control_parts)
     for field, which, value, needs, takes in (
         ("samples.reference", "first", reference, first, first or others),
-        ("samples.last_frame", "last", last_frame, last, last or (others and num_frames > 1)),
+        ("samples.last_frame", "last", last_frame, last, last or others),
     ):
         if needs and value is None:
             problem, remedy = f"{model.name} generates clips from a {which} frame", "give a picture"
@@ -309,6 +310,8 @@ def require_guided_channels(recipe: Recipe) -> None:
 def require_samples(recipe: Recipe) -> None:
     """Refuse samples that the model cannot generate; sizes that are left out come from a bucket and are valid."""
     samples, geometry = recipe.samples, components.geometry(recipe.model, recipe.autoencoder)
+    if samples.num_inference_steps is not None:
+        require_steps(recipe.objective.name, samples.num_inference_steps, "samples.num_inference_steps")
     if not samples.prompts:
         return
     height, width = geometry.multiple

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from reelworks.models.objectives import ddpm, iddpm, rectified_flow
-from reelworks.models.objectives.samplers.flow import Edit, Network, check_steps, with_and_without
+from reelworks.models.objectives.config import require_steps
+from reelworks.models.objectives.samplers.flow import Edit, Network, with_and_without
 
 
 @torch.no_grad()
@@ -27,7 +28,7 @@ def sample_ddim(
     zero_snr: bool = False,
 ) -> Tensor:
     """Return the latents sampled from standard normal noise in `num_steps` evenly spread steps of the 1000."""
-    check_steps(num_steps, 1, ddpm.NUM_STEPS, usual="20 to 50")
+    require_steps("epsilon", num_steps)
     z = noise_BCTHW
     times = torch.linspace(ddpm.NUM_STEPS - 1, 0, num_steps + 1, dtype=torch.float32, device="cpu").round()
     for now, after in itertools.pairwise(times):
@@ -64,7 +65,7 @@ def sample_iddpm(
         edit: Frames to keep or edit; None generates all, and the model gets no frame mask. Kept frames
             get the noise of the last step and are denoised in it, as in v1.1.
     """
-    check_steps(num_steps, 2, iddpm.NUM_STEPS, usual="50 to 250")
+    require_steps("iddpm", num_steps)
     plan, z = iddpm.schedule(num_steps), noise_BCTHW
     guided = min(guided_channels or z.shape[1], z.shape[1])
     starts_BT = None if edit is None else (edit.ratio * num_steps).long()

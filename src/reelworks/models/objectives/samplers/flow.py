@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from reelworks.core.errors import UserError
 from reelworks.models.objectives import rectified_flow, timesteps
 from reelworks.models.objectives.config import NUM_TIMESTEPS
 
@@ -47,18 +46,6 @@ def times(num_steps: int, shift: float | Tensor = 1.0) -> Tensor:
     index = torch.arange(num_steps, dtype=torch.float64, device="cpu")
     t = timesteps.shift((1 - index / num_steps) * NUM_TIMESTEPS, shift)
     return torch.cat([t, t.new_zeros(1)]).float()
-
-
-def check_steps(num_steps: int, fewest: int, most: int, *, usual: str) -> None:
-    """Refuse a number of steps that a schedule of diffusion does not have."""
-    if not fewest <= num_steps <= most:
-        raise UserError(
-            f"the number of steps is not in [{fewest}, {most}]",
-            code="steps-out-of-range",
-            field="num_inference_steps",
-            value=num_steps,
-            remedy=f"use {usual}, as is usual",
-        )
 
 
 def with_and_without(network: Network, z: Tensor, t_B: Tensor, mask_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
