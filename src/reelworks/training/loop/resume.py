@@ -315,13 +315,13 @@ def _write_plan(started: StartedStage, position: DataPosition) -> None:
         logger.warning(warning)
 
 
-def pick(folder: RunFolder, recipe: Recipe, resume: str, world: World) -> Stage:
+def pick(folder: RunFolder, recipe: Recipe, resume: str, world: World, ended: str = "") -> Stage:
     """Return the stage to train, with the step to resume from by the option `resume`, or without for a fresh start.
 
-    Collective.
+    `ended` is as in `stages.find`. Collective.
     """
     step = world.broadcast(_choose_step(folder, resume) if world.is_main else None)
-    stage = stages.find(recipe, step, world)  # type: ignore[arg-type]
+    stage = stages.find(recipe, step, world, ended)  # type: ignore[arg-type]
     if stage.step is not None:
         require_settings(folder, stage.step, stage)  # before the model is built
     return stage

@@ -72,8 +72,12 @@ def require_unrestarted(recipe: Recipe, request: TrainRequest) -> None:
         )
 
 
-def find(recipe: Recipe, step: int | None, world: World) -> Stage:
-    """Return the stage to train from the checkpoint of a step on, or from the start of the run. Collective."""
+def find(recipe: Recipe, step: int | None, world: World, ended: str = "") -> Stage:
+    """Return the stage to train from the checkpoint of a step on, or from the start of the run. Collective.
+
+    A stage that a kill ended after its last save goes on, to make up what the kill left no time for, with its own
+    settings. `ended` names one that has ended in this process, so that a disk that took no event of it makes no loop.
+    """
     if not recipe.stage:
         if step is not None and (name := _cursor(recipe, step).stage.name):
             raise _unknown([], name, step)
@@ -92,6 +96,8 @@ def find(recipe: Recipe, step: int | None, world: World) -> Stage:
     file, one = RunFolder(Path(recipe.output)).events_file, stage.recipe
     early = EarlyStop.resume(one.validation, file, cursor.global_step, world, first=cursor.stage.step)
     if not early.is_over and not progress.is_done(one.train, cursor):
+        return stage
+    if cursor.stage.name != ended and not collectives.on_first(lambda: _has_ended(file, step)):
         return stage
     following = recipe.stage[index + 1]
     average_step = cursor.global_step if following.ema == "reset" else cursor.stage.average_step
@@ -124,6 +130,11 @@ def _begun_before(events_file: Path, step: int) -> set[str]:
         resumed, stage = start.get("resumed_from") or 0, start.get("stage", {"name": "", "step": 0})
         begun = {name: first for name, first in begun.items() if first < resumed} | {stage["name"]: stage["step"]}
     return {name for name, first in begun.items() if first < step}
+
+
+def _has_ended(events_file: Path, step: int) -> bool:
+    """Whether a stage was left in order at a step: a signal may cut short what comes after its last save."""
+    return any(e["step"] == step and e["reason"] != "signal" for e in events.stream(events_file, "stop"))
 
 
 def _stage(recipe: Recipe, index: int, start: StageStart, step: int | None, *, begins: bool = False) -> Stage:

@@ -125,13 +125,15 @@ def run(
         folder_lock = stack.enter_context(open_run.lock_folder(recipe, request.resume, world))
         signals = stack.enter_context(StopSignals())
         exported: list[Path] = []
+        ended = ""  # name of the stage before
         while True:
             try:
-                stage = resume.pick(RunFolder(Path(recipe.output)), recipe, request.resume, world)
+                stage = resume.pick(RunFolder(Path(recipe.output)), recipe, request.resume, world, ended)
                 end = _train_stage(stage, request, folder_lock, world, signals, on_scan, on_encode, threads=threads)
                 exported = end.exported or exported
                 if end.reason != "stage":
                     break
+                ended = stage.start.name
                 request = replace(request, resume="auto", load=None, weights_only=False)
                 signals.end_stage()
             except resume.OtherStageError:

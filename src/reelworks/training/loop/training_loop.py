@@ -112,8 +112,8 @@ class Trainer:
             self._each(lambda observer: observer.make_up(now))
         is_done = now.is_over()
         if is_done:
-            self._tell_that_nothing_is_left(now)
-        self._checkpoints.make_up(is_last=is_done or now.begins_stage)
+            self._tell_that_nothing_is_left(now, stage)
+        self._checkpoints.make_up(is_last=is_done)
         self._each(lambda observer: observer.begin(now))
         self._state.observed.clear()
         return not is_done
@@ -251,18 +251,20 @@ class Trainer:
         if not position.plan.num_steps:  # a resume found that the clips left in the epoch no longer exist
             self._log.epoch_ends(position)
 
-    def _tell_that_nothing_is_left(self, now: Pause) -> None:
+    def _tell_that_nothing_is_left(self, now: Pause, stage: Stage) -> None:
         """Tell why a start trains nothing, where a run was at its end."""
         position, step = now.position, now.step
         if now.is_new:
             raise no_steps(self.data)
         if not position.plan.num_steps:
             self._begin_segment(position)
-        if self._early.is_over:
+        if not stage.ends_run(step):
+            logger.info("stage %s is at its end; what came after its last save is made up", stage.start.name)
+        elif self._early.is_over:
             logger.info("nothing left to train at step %d: %s; raise it to train on", step, self._early)
-        elif stage := position.stage.name:
+        elif name := position.stage.name:
             remedy = "raise that or train.max_steps, or add a stage"
-            logger.info("nothing left to train at step %d; stage %s is at its end: %s", step, stage, remedy)
+            logger.info("nothing left to train at step %d; stage %s is at its end: %s", step, name, remedy)
         else:
             keys = [f"train.{key}" for key in progress.reached(self._recipe.train, position)]
             logger.info("nothing left to train at step %d; raise %s", step, " and ".join(keys))
