@@ -10,6 +10,7 @@ import faults
 import killing
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from reelworks.core import digests
 from reelworks.data.checkpoint import load
@@ -53,6 +54,13 @@ def validations(run: Path) -> dict[int, str]:
     return {event["step"]: float(event["loss"]).hex() for event in told}
 
 
+def curves(run: Path) -> dict[str, list[int]]:
+    """Steps of the curves that TensorBoard shows, but for those of means over several steps."""
+    read = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
+    read.Reload()
+    return {tag: [point.step for point in read.Scalars(tag)] for tag in read.Tags()["scalars"] if "_by_" not in tag}
+
+
 # How many points of each class; each costs a start, and one of a class is hit by another draw.
 @pytest.mark.parametrize(
     ("seed", "numbers"), [(0, (2, 1, 1)), *(pytest.param(s, (3, 3, 2), marks=pytest.mark.slow) for s in (0, 1))]
@@ -75,6 +83,8 @@ def test_a_run_killed_at_many_points_equals_the_uninterrupted_one(tiny, tmp_path
     assert sorted(losses(calm)) == list(range(1, STEPS + 1))
     assert validations(killed) == validations(calm)
     assert final_state(killed) == final_state(calm)
+    assert curves(killed) == curves(calm)
+    assert curves(calm)["train/loss"] == list(range(1, STEPS + 1))
 
 
 def test_a_run_killed_right_after_its_last_save_has_all_that_follows_a_save(tiny, tmp_path):

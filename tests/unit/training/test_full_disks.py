@@ -48,16 +48,16 @@ def test_curves_wait_for_a_full_disk(tmp_path: Path) -> None:
     assert [(value.step, value.value) for value in curves.Scalars("loss")] == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
 
-def test_a_resume_purges_the_steps_that_it_repeats(tmp_path: Path) -> None:
-    for first, steps in ((0, (1, 2, 3, 4)), (2, (3, 4, 5))):
+def test_curves_of_starts_that_are_killed_have_each_step_once(tmp_path: Path) -> None:
+    """None of them closes its file: the first begins, the second begins again, and the third resumes from step 2."""
+    for number, (first, steps) in enumerate(((0, (0, 1)), (0, (0, 1, 2, 3, 4)), (2, (3, 4, 5)))):
         board = TensorBoard(tmp_path / "t", first)
-        board._file = board._file.with_name(f"events.out.tfevents.{first}")
+        board._file = board._file.with_name(f"events.out.tfevents.{number}")
         for step in steps:
             board.log(step, {"loss": float(step)})
-        board.close(failed=False)
     curves = EventAccumulator(str(tmp_path / "t"))
     curves.Reload()
-    assert [value.step for value in curves.Scalars("loss")] == [1, 2, 3, 4, 5]
+    assert [value.step for value in curves.Scalars("loss")] == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_scan_onto_a_full_disk_names_the_catalog(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from reelworks.data.run.config import ADDED_TRACKERS, LoggingConfig
 from reelworks.data.run.folder import RunFolder
 from reelworks.training.recipe.recipe import Recipe
 
-_WRITE_EVERY_SECONDS = 10.0
+_RETRY_SECONDS = 10.0  # after a write that failed
 _MOST_WAITING = 100_000  # records that wait for a disk, of some hundred bytes each
 # wandb would add the machine's name, the command line, paths of programs, packages, and a git repository's commit and address.
 _NO_FINDS = {"disable_git": True, "disable_code": True, "x_disable_meta": True, "x_save_requirements": False}
@@ -57,19 +57,23 @@ class Tracker(Protocol):
 
 @final
 class TensorBoard:
-    """TensorBoard's files in the run folder; they have no previews, which lie beside them as files."""
+    """TensorBoard's files in the run folder; they have no previews, which lie beside them as files.
+
+    Nothing waits but for a disk that fails: whoever is killed has the curves of all steps that a resume does not repeat.
+    """
 
     def __init__(self, folder: Path, first_step: int) -> None:
         now, host = time.time(), socket.gethostname()
         # TensorBoard sorts files by their names, and reads those with "tfevents".
         self._file = folder / f"events.out.tfevents.{int(now):010d}.{host}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
-        # Steps that a resume repeats must not be in the curves twice: the second event voids those of former files.
-        purged = {"wall_time": now, "step": first_step + 1}
+        # Steps that a start repeats must not be in the curves twice: the second event voids those of former files, and
+        # that of a start from the beginning also step 0, which is validated again.
+        purged = {"wall_time": now, "step": first_step + 1 if first_step else 0}
         self._waiting = [
             Event(file_version="brain.Event:2", **purged),
             Event(session_log=SessionLog(status=SessionLog.START), **purged),
         ]
-        self._size, self._tried, self._has_failed = 0, now, False
+        self._size, self._retry_at = 0, 0.0
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Add values to curves."""
@@ -77,8 +81,7 @@ class TensorBoard:
         # One record: a scalar of its own for each value would be one each.
         scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self._waiting.append(Event(wall_time=now, step=step, summary=Summary(value=scalars)))
-        if now - self._tried >= _WRITE_EVERY_SECONDS:
-            self._tried = now
+        if now >= self._retry_at:
             self._write()
 
     def _write(self) -> None:
@@ -93,9 +96,9 @@ class TensorBoard:
             with suppress(OSError):  # half a record would end the curves for a reader
                 os.truncate(self._file, self._size)
             del self._waiting[_MOST_WAITING:]
-            if not self._has_failed:
-                self._has_failed = True
+            if not self._retry_at:
                 logger.warning("TensorBoard's curves cannot be written now, and will be when they can: %s", error)
+            self._retry_at = time.time() + _RETRY_SECONDS
             return
         self._size += records.tell()
         self._waiting.clear()
