@@ -118,6 +118,43 @@ def test_an_error_of_one_rank_is_told_once(recipe, rank):
     assert output.count("error: ") == (rank != 0)
 
 
+def _fail_in_previews(recipe: dict[str, Any], ranks: tuple[int, ...]) -> None:
+    """Train, and fail on some ranks within a pass of the first previews; the others wait no longer than two seconds."""
+    from reelworks.inference.previews import previews
+    from reelworks.models.objectives.samplers import flow
+
+    def fail() -> None:
+        raise ValueError("a weight is missing")
+
+    previews._LATE_SECONDS = 2.0
+    if int(os.environ["RANK"]) in ranks:
+        faults.at_call(flow, "with_and_without", 2, fail)
+    children.train_here(recipe)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "ranks"), [("replicated", (1,)), ("fsdp", (0, 1)), ("fsdp", (1,))])
+def test_previews_that_fail_end_a_training_only_where_others_wait_within_a_pass(recipe, tmp_path, strategy, ranks):
+    """It goes on as it would have, once all ranks know of it."""
+    calm, failing = recipe("calm", strategy=strategy), recipe("failing", strategy=strategy)
+    failing["samples"] = {"prompts": ["a"], "every_steps": 2, "num_frames": 1, "num_inference_steps": 2}
+    codes = children.on_ranks(_fail_in_previews, failing, ranks, world=2)
+    output = children.output(failing)
+    is_awaited = (strategy, ranks) == ("fsdp", (1,))
+    if is_awaited:
+        assert 0 not in codes, output
+        assert output.count("ValueError: a weight is missing") >= 1, output
+        assert children.train(failing, world=2) == [0, 0]
+    else:
+        assert codes == [0, 0], output
+        assert output.count("warning: previews could not be generated: Traceback") == 1, output
+        assert output.count("ValueError: a weight is missing") == 1, output
+    assert children.train(calm, world=2) == [0, 0]
+    assert losses(tmp_path / "failing") == losses(tmp_path / "calm")
+    made = events.timeline(RunFolder(tmp_path / "failing").events_file, "samples")
+    assert [event["step"] for event in made] == ([2, 4] if is_awaited else [4])
+
+
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_named_with_its_clips(recipe):
     hanging = recipe("hanging", step_seconds=8)

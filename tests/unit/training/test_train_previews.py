@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import av
 import numpy as np
 import pytest
 import tiny_recipe
@@ -21,13 +23,14 @@ from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.core.log import event_logger, to_terminal
 from reelworks.core.shape import Shape
+from reelworks.data.distributed.layout import Layout
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader.position import DataPosition, next_epoch
 from reelworks.data.run import events
 from reelworks.data.run.events import EventLog
 from reelworks.data.run.folder import RunFolder
 from reelworks.inference.evaluate.measure import MetricResult
-from reelworks.inference.generate import defaults, writers
+from reelworks.inference.generate import defaults, diffusers_pipeline, writers
 from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.inference.previews import previews
 from reelworks.inference.previews.previews import MetricReports, Previews
@@ -153,36 +156,55 @@ def begins(data: RecipeData) -> DataPosition:
     return next_epoch(data, data.plan_spec(1, 1), None)[0]
 
 
-def test_previews_beyond_memory_end_no_training(
-    data_of: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_previews_that_cannot_be_made_end_no_training_and_no_start(
+    data_of: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Previews are announced, made and told with their settings; those that do not fit are a warning."""
+    """Previews are announced, made and told with their settings; what they raise, such as a lack of memory, is a warning."""
+
+    def fail(*_: Any) -> None:
+        av.open(str(tmp_path / "a.mp4"), "w").add_stream("aac", 10_000).codec_context.open()
+
     fits, too_large = data_of(num_frames=1, num_inference_steps=2), data_of(height=8 * 10**12)
     recipe = fits.recipe
     denoiser = build.denoiser(recipe, CPU)
     state = TrainState.start(denoiser, recipe.train)
     model = TrainedModel(
-        DtypeBoundary(denoiser), build.encoder(recipe, CPU), state, None, None, SequenceParallel(), None, ()
+        DtypeBoundary(denoiser), build.encoder(recipe, CPU), state, None, None, SequenceParallel(), Layout(1, 1), ()
     )
     run = RunFolder(tmp_path / "run")
-    at_end = Pause(replace(begins(fits), global_step=1), None, lambda: True)
+    at_end, shown_after = Pause(replace(begins(fits), global_step=1), None, lambda: True), []
+    uploads = lambda *_: shown_after.append(len(list(events.read(run.events_file, "samples"))))  # noqa: E731
+    monkeypatch.setattr(RunLogger, "show", uploads)
     with to_terminal(), RunLogger(run, fits, ALONE, begins(fits), recipe_name="") as log:
         for data in (too_large, fits):
             shown = Previews(
                 Training(run, ALONE, data, model, None, None, log, None), GenerateOptions.of_previews(data)
             )
             shown.after_save(at_end)
+        assert shown_after == [1], "an upload that is killed loses the pictures of a tracker alone"
         (made,) = run.samples_folder.glob("step-000000001/*")
         shown.begin(at_end)
-        assert len(list(events.read(run.events_file, "samples"))) == 1, "they are there"
+        (told,) = events.read(run.events_file, "samples")
+        assert (told["num_inference_steps"], told["guidance_scale"]) == (2, 7.0)
         made.unlink()
         shown.begin(at_end)
         assert made.exists(), "a training that was killed before the last preview makes them again"
+        run.events_file.unlink()
+        shown.begin(at_end)
+        assert len(list(events.read(run.events_file, "samples"))) == 1, "files without their event are none of a report"
+        run.events_file.unlink()
+        monkeypatch.setattr(writers, "write", fail)
+        shown.begin(at_end)
+        assert not run.events_file.exists()
+        monkeypatch.setattr(diffusers_pipeline, "generate", fail)
+        shown.begin(at_end)
     said = capsys.readouterr().out
+    assert re.search(
+        r"warning: previews could not be written: Traceback.*in fail\n.*ArgumentError: .*aac", said, re.DOTALL
+    )
+    assert re.search(r"warning: previews could not be generated: Traceback.*in fail\n", said, re.DOTALL)
     assert "warning: previews could not be generated: this shape does not fit into memory" in said
     assert "making previews: 1 clip of 32×48, 2 steps, guidance scale 7\n" in said
-    told, _ = events.read(run.events_file, "samples")
-    assert (told["num_inference_steps"], told["guidance_scale"]) == (2, 7.0)
 
 
 def test_metrics_of_previews_that_a_signal_left_no_time_for_reach_the_checkpoint(
@@ -199,11 +221,20 @@ def test_metrics_of_previews_that_a_signal_left_no_time_for_reach_the_checkpoint
     written = training.folder.samples_folder / "step-000000002" / "00.mp4"
     written.parent.mkdir(parents=True)
     written.touch()
+    EventLog(training.folder.events_file).write("samples", step=2, files=["step-000000002/00.mp4"])
     made = []
-    monkeypatch.setattr(shown, "_run", lambda step: made.append(step) or {"samples/motion": 1.0})
+
+    def run(step: int, *, writes: bool, measures: bool) -> dict[str, float]:
+        made.append((step, writes, measures))
+        return {"samples/motion": 1.0} if measures else {}
+
+    monkeypatch.setattr(shown, "_run", run)
     for _ in range(2):
         shown.begin(Pause(replace(begins(data), global_step=2), None, lambda: False))
-    assert (made, kept) == ([2], {"validation/loss": 0.5, "samples/motion": 1.0})
+    assert (made, kept) == ([(2, False, True)], {"validation/loss": 0.5, "samples/motion": 1.0})
+    written.unlink()
+    shown.begin(Pause(replace(begins(data), global_step=2), None, lambda: False))
+    assert made[1:] == [(2, True, False)], "what is measured is not drawn twice into the curves"
 
 
 def test_a_checkpoint_that_has_metrics_of_previews_alone_is_validated(monkeypatch: pytest.MonkeyPatch) -> None:

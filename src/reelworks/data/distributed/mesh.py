@@ -139,6 +139,10 @@ class World:
         if self.watch is not None:
             self.watch.take_along(code, said)
 
+    def meets(self, seconds: float) -> bool:
+        """Whether all ranks come here within some time of this one, as `Watch.meets` does; True for one process."""
+        return self.watch is None or self.watch.meets(seconds)
+
     def wait(self) -> None:
         """Wait for all ranks however long one takes, as during a first scan; hangs are not detected."""
         if self.size > 1:

@@ -30,6 +30,7 @@ BEAT_SECONDS = 1.0
 SUSPECT_SECONDS = 5.0
 # Time for the other ranks to raise an error of their own, as they do if it is one of all ranks.
 _GRACE_SECONDS = 5.0
+_POLL_SECONDS = 0.05  # between looks for ranks that are to meet
 # Time for the other ranks to end before the store may end with rank 0.
 _LEAVING_SECONDS = 3.0
 _EXIT_CODE = 1
@@ -82,6 +83,7 @@ class Watch:
         self._clips_of: ClipsOf = lambda rank: ()
         self._count, self._fault, self._ended = 0, "", False
         self._suspects = self._takes_along = False
+        self._meetings = 0
         self._heard: dict[int, tuple[Beat, float]] = {}  # the last beat of each rank, and when it was new
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -120,6 +122,17 @@ class Watch:
             self._step, self._doing, self._is_limited = step, doing, limited
             self._since = time.monotonic()
             self._clips_of = clips_of or self._clips_of
+
+    def meets(self, seconds: float) -> bool:
+        """Whether all ranks come here within some time of this one; one that does not may wait for it in a collective."""
+        self._meetings += 1
+        key, until = f"meeting/{self._meetings}", time.monotonic() + seconds
+        self._store.add(key, 1)
+        while self._store.add(key, 0) < self._size:
+            if time.monotonic() > until:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
 
     def take_along(self, code: int, said: str) -> None:
         """End the other ranks, whatever they wait for, with an exit code of the launcher's and what rank 0 is to say."""

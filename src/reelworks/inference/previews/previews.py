@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import torch
 
@@ -25,6 +26,9 @@ from reelworks.training.observers.observer import Pause, StepObserver, Training
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import out_of_memory, progress
+
+# Ranks that share weights come to the end of a pass together: after this time, one has failed and the others wait in it.
+_LATE_SECONDS = 300.0
 
 
 def metrics(data: RecipeData, device: torch.device) -> PreviewMetrics | None:
@@ -75,12 +79,15 @@ def _told(prompts: Sequence[str]) -> Iterator[str]:
         yield prompt
 
 
+def _problem(error: Exception) -> str:
+    """Return what to tell of an error: of one that no user can mend, also where it came from."""
+    return error.problem if isinstance(error, UserError) else "".join(traceback.format_exception(error))
+
+
 class _Kind:
     """Previews as a training prepares them."""
 
-    def require(self, recipe: Recipe) -> None:
-        """Refuse a metric of keep_best that the training does not measure."""
-        require_measured(recipe)
+    require = staticmethod(require_measured)
 
     def prepare(self, data: RecipeData) -> Callable[[Training], StepObserver] | None:
         """Read the files of previews, and refuse metrics that cannot be measured; None for a recipe without prompts."""
@@ -100,18 +107,18 @@ class Previews(StepObserver):
         self._recipe, self._world, self._log = training.data.recipe, training.world, training.log
         self._metrics = metrics(training.data, training.world.device)
         self._reports = MetricReports(training)
-        self._measured_on = (
-            ""
-            if self._metrics is None or not self._world.is_main
-            else self._metrics.digest(self._recipe.samples, options)
-        )
+        measured = self._metrics if self._world.is_main else None
+        self._measured_on = "" if measured is None else measured.digest(self._recipe.samples, options)
 
     def begin(self, now: Pause) -> None:
         """Make the previews of the checkpoint that training goes on from, if it was stopped before they were written."""
-        within = not now.is_new and not now.begins_stage
-        could_lack = now.is_over() or (within and progress.is_due(self._recipe.samples.every_steps, now.step))
-        if could_lack and not self._are_made(now.step) and (metrics := self._run(now.step)):
-            self._training.checkpoints.record_metrics(now.step, metrics)
+        if (now.is_new or now.begins_stage or not self._is_due(now)) and not now.is_over():
+            return
+        checkpoints, is_written = self._training.checkpoints, self._are_written(now.step)
+        names = [f"samples/{kind.name}" for kind in self._metrics.kinds] if self._metrics is not None else []
+        measures = bool(names) and not checkpoints.has_metrics(now.step, names)
+        if (not is_written or measures) and (made := self._run(now.step, writes=not is_written, measures=measures)):
+            checkpoints.record_metrics(now.step, made)
 
     def metrics(self, now: Pause) -> dict[str, float]:
         """Make the previews that are due, if they are measured; otherwise their failure could cost a checkpoint."""
@@ -125,24 +132,24 @@ class Previews(StepObserver):
     def _is_due(self, now: Pause) -> bool:
         return now.is_over() or progress.is_due(self._recipe.samples.every_steps, now.step)
 
-    def _are_made(self, step: int) -> bool:
-        """Whether the previews of a step are written, and measured for its checkpoint. Collective."""
-        written, checkpoints = {file.stem for file in self._folder(step).glob("*")}, self._training.checkpoints
-        wanted = {f"{i:02d}" for i in range(len(self._recipe.samples.prompts))}
-        names = [f"samples/{kind.name}" for kind in self._metrics.kinds] if self._metrics is not None else []
-        is_measured = not names or checkpoints.has_metrics(step, names)
-        return bool(self._world.broadcast(self._world.is_main and written >= wanted)) and is_measured
+    def _are_written(self, step: int) -> bool:
+        """Whether the previews of a step are told, and their files are there. Collective."""
+        run = self._training.folder
+        told = events.stream(run.events_file, "samples") if self._world.is_main else ()
+        names = [event["files"] for event in told if event["step"] == step]
+        return bool(self._world.broadcast(any(all((run.samples_folder / n).is_file() for n in each) for each in names)))
 
-    def _folder(self, step: int) -> Path:
-        return self._training.folder.samples_folder / f"step-{step:09d}"
-
-    def _run(self, step: int) -> dict[str, float]:
+    def _run(self, step: int, *, writes: bool = True, measures: bool = True) -> dict[str, float]:
         """Generate a clip for every prompt, with the same noise at every step; returns their metrics, on all ranks."""
-        generated = self._generate()
+        generated = self._attempt()
         if generated is None:
             return {}
-        self._write(step, generated)
-        if self._metrics is None:
+        if writes and self._world.is_main:
+            try:
+                self._write(step, generated)
+            except Exception as error:  # as of a full disk, or an encoder
+                logger.warning("previews could not be written: %s", _problem(error))
+        if not measures or self._metrics is None:
             return {}
         measured = self._metrics.values(generated.clips, self._recipe.samples.prompts) if self._world.is_main else []
         self._reports.log(step, measured, self._measured_on)
@@ -150,40 +157,44 @@ class Previews(StepObserver):
         self._training.checkpoints.measured_on |= dict.fromkeys(values, self._measured_on)
         return self._world.broadcast(values)  # type: ignore[return-value]
 
-    def _generate(self) -> PipelineOutput | None:
-        """Return the previews; None if they could not be made."""
+    def _attempt(self) -> PipelineOutput | None:
+        """Return the previews; None if a rank could not make them, which is told. Collective.
+
+        Raises:
+            Exception: What this rank raised, where the others wait for it within a pass of sharded weights.
+        """
+        made: PipelineOutput | None = None
+        failed: Exception | None = None
+        try:
+            made = self._generate()
+        except Exception as error:  # a lack of memory, or whatever a library raises
+            failed = error
+            if isinstance(error, UserError) and error.code == "out-of-memory":
+                out_of_memory.snapshot(self._world.device, self._training.folder.snapshot_file(self._world.rank))
+        met = self._world.meets(_LATE_SECONDS if self._training.model.layout.shards > 1 else math.inf)
+        if failed is not None and not met:
+            raise failed
+        for problem in filter(None, self._world.gather(failed and _problem(failed))):
+            logger.warning("previews could not be generated: %s", problem)
+            return None
+        return made
+
+    def _generate(self) -> PipelineOutput:
         prompts, options, model = self._recipe.samples.prompts, self._options, self._training.model
         clips = units.plural(len(prompts), "clip")
         logger.info(f"making previews: {clips} of {options.shape}, {options.to_text()}")
         encoder = model.encoder.loaded()
         shown = preview_model.loaded(self._recipe, model.boundary, encoder, self._world, model.layout)
-        try:
-            with model.state.averaged(), model.sequence.paused(), shown as (recipe, boundary, encoder):
-                return diffusers_pipeline.generate(recipe, boundary, encoder, _told(prompts), options)
-        except UserError as error:  # such as a lack of memory
-            if error.code == "out-of-memory":
-                out_of_memory.snapshot(self._world.device, self._training.folder.snapshot_file(self._world.rank))
-            if self._world.size > 1:  # the other ranks may be waiting for this one
-                raise
-            logger.warning("previews could not be generated: %s", error.problem)
-            return None
+        with model.state.averaged(), model.sequence.paused(), shown as (recipe, boundary, encoder):
+            return diffusers_pipeline.generate(recipe, boundary, encoder, _told(prompts), options)
 
     def _write(self, step: int, generated: PipelineOutput) -> None:
-        """Write the previews on the main rank."""
         options, prompts = self._options, self._recipe.samples.prompts
-        if not self._world.is_main:
-            return
         names, written = [], []
         for index, (frames, sound) in enumerate(generated.written()):
-            path = self._folder(step) / f"{index:02d}.{'png' if len(frames) == 1 else 'mp4'}"
-            try:
-                writers.write(path, frames, options.fps, sound)
-            except UserError as error:
-                logger.warning("a preview could not be written: %s", error.problem)
-                return
-            written.append(path)
-            names.append(path.relative_to(self._training.folder.samples_folder).as_posix())
-        self._log.show(step, written, prompts)
+            names.append(f"step-{step:09d}/{index:02d}.{'png' if len(frames) == 1 else 'mp4'}")
+            written.append(self._training.folder.samples_folder / names[-1])
+            writers.write(written[-1], frames, options.fps, sound)
         self._log.event(
             "samples",
             step=step,
@@ -193,6 +204,7 @@ class Previews(StepObserver):
             num_inference_steps=options.num_inference_steps,
             guidance_scale=options.guidance_scale,
         )
+        self._log.show(step, written, prompts)  # last, since an upload may take minutes
 
 
 class MetricReports:
