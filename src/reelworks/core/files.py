@@ -25,20 +25,26 @@ def state(path: Path) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns]
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Replace `path` atomically and durably; a device or a pipe, such as /dev/stdout, is written to instead."""
-    if storage.is_special(path):
-        path.write_bytes(data)
-        return
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a place beside `path` for a file that takes its place at the end of the block, and is removed if that fails."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        with storage.create(temporary) as f:
-            f.write(data)
+        yield temporary
         storage.rename(temporary, path)
     except BaseException:
         with suppress(OSError):
             storage.unlink(temporary)
         raise
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace `path` atomically and durably; a device or a pipe, such as /dev/stdout, is written to instead."""
+    if storage.is_special(path):
+        path.write_bytes(data)
+        return
+    with replacing(path) as temporary, storage.create(temporary) as f:
+        f.write(data)
     storage.fsync_folder(path.parent)
 
 

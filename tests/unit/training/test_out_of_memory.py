@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from refused import refused
@@ -30,6 +32,20 @@ def test_an_allocation_that_fails_names_bucket_and_batch_size(bucket, tmp_path):
     assert not file.exists(), "there is no GPU whose memory could be shown"
     with refused("out-of-memory"), out_of_memory.naming_bucket(bucket, CPU, what="it"):
         bytearray(2**60)
+
+
+def test_half_a_snapshot_is_none(monkeypatch, tmp_path):
+    """As where the disk fails meanwhile, or the process is killed."""
+    file = tmp_path / "profiles" / "snapshot.pickle"
+
+    def dump(path):
+        assert not file.exists()
+        Path(path).write_bytes(b"half")
+        raise RuntimeError("the disk is full")
+
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", dump)
+    assert out_of_memory.snapshot(torch.device("cuda"), file) is None
+    assert not list(file.parent.iterdir())
 
 
 def test_another_error_is_not_a_lack_of_memory(bucket):

@@ -57,6 +57,21 @@ def test_a_resume_within_the_steps_to_trace_traces_the_rest_of_them(tmp_path: Pa
     assert [file.name for file in run.profiles_folder.iterdir()] == ["steps-3-4.json.gz"]
 
 
+def test_half_a_trace_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the disk fails while it is written, or the process is killed."""
+    run, alone, nothing = RunFolder(tmp_path / "run"), World(0, 1, torch.device("cpu")), cast(Any, None)
+    profiler = StepProfiler((1, 1), Training(run, alone, nothing, nothing, nothing, nothing, nothing, nothing))
+    profiler.before_step(1)
+
+    def fail(*_: Any) -> None:
+        assert not list(run.profiles_folder.glob("steps-*"))
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(gzip.GzipFile, "write", fail)
+    profiler.after_step(cast(Any, SimpleNamespace(number=1)))
+    assert not list(run.profiles_folder.iterdir())
+
+
 @given(st.lists(st.tuples(st.integers(0, 500), st.integers(1, 100)), min_size=1))
 def test_work_and_gaps_are_the_whole_time(pieces: list[tuple[int, int]]) -> None:
     idle = trace_gaps.of_events([kernel(begin, begin + length) for begin, length in pieces], steps=1)

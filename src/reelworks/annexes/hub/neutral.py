@@ -17,6 +17,7 @@ from PIL import Image
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from reelworks.core import files
 from reelworks.core.config import Publish
 from reelworks.models import hub
 from reelworks.models.adapters import files as lora_files
@@ -92,11 +93,9 @@ def rewrite_header(file: Path, base: str | None) -> None:
         metadata |= {lora_files.BASE: named.to_json(), "ss_sd_model_name": base or named.model}
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)  # as tensors are aligned
-        rewritten = file.with_name(f".{file.name}.tmp")
-        with rewritten.open("xb") as target:
+        with files.replacing(file) as rewritten, rewritten.open("xb") as target:
             target.write(len(text).to_bytes(8, "little") + text)
             shutil.copyfileobj(source, target)
-    rewritten.replace(file)
 
 
 def copy_preview(source: Path, target: Path) -> None:

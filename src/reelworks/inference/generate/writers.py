@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import bisect
 import math
-import uuid
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from av.video.reformatter import Colorspace
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from reelworks.core import files, storage
+from reelworks.core import files
 from reelworks.core.arrays import Frames
 from reelworks.core.errors import UserError, nearest
 from reelworks.data.media import lettering
@@ -51,19 +51,12 @@ _PAPER, _INK = (250, 250, 248), (60, 60, 58)
 
 
 @contextmanager
-def _atomic(path: Path, *, keep: bool = True) -> Iterator[Path]:
-    """Yield a temporary path that replaces `path` on success and is removed on failure or without `keep`."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
+def _atomic(path: Path) -> Iterator[Path]:
+    """Yield a temporary path that replaces `path` on success and is removed on failure; its folder is created."""
+    with files.writing("output", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        if keep:
-            storage.rename(temporary, path)
-    except OSError as error:
-        raise files.unwritable("output", path, error) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+        with files.replacing(path) as temporary:
+            yield temporary
 
 
 def write_video(path: Path, frames_THWC: Frames, fps: float, sound: Sound | None = None) -> None:
@@ -149,8 +142,9 @@ def check(path: Path, num_frames: int) -> None:
 
 def require_place(path: Path) -> None:
     """Create the folder of a file and check that it is writable, before anything is generated."""
-    with _atomic(path, keep=False) as temporary:
-        temporary.touch()
+    with files.writing("output", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.").close()
 
 
 def write(path: Path, frames_THWC: Frames, fps: float, sound: Sound | None = None) -> None:

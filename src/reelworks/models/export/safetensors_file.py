@@ -5,7 +5,6 @@ Large files are cut into shards with an index, as published weights are.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -43,14 +42,8 @@ def write(
         targets = [path.with_name(f"{path.stem}-{i:05d}-of-{count:05d}{path.suffix}") for i in range(1, count + 1)]
     source = iter(tensors)
     with ExitStack() as stack:
-        temporaries = []
         for target, shard in zip(targets, shards, strict=True):
-            temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
-            stack.callback(storage.rmtree_if_possible, temporary)
-            _write_one(temporary, shard, source, metadata)
-            temporaries.append(temporary)
-        for temporary, target in zip(temporaries, targets, strict=True):
-            storage.rename(temporary, target)
+            _write_one(stack.enter_context(files.replacing(target)), shard, source, metadata)
     storage.fsync_folder(path.parent)
     if count > 1:
         size = sum(entry.num_bytes for entry in entries)

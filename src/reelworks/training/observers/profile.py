@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
+from reelworks.core import storage
 from reelworks.core.log import logger
 from reelworks.training.observers import trace_gaps
 from reelworks.training.observers.observer import Pause, StepObserver, TrainedStep, Training
@@ -48,7 +51,9 @@ class StepProfiler(StepObserver):
         file = self._folder / f"steps-{self._began}-{step}.json.gz"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            profiler.export_chrome_trace(str(file))
+            with tempfile.TemporaryDirectory(prefix=".", dir=self._folder) as beside:
+                profiler.export_chrome_trace(str(written := Path(beside, file.name)))
+                storage.rename(written, file)
         except (OSError, RuntimeError) as error:
             logger.warning("the trace could not be written (%s)", error)
             return

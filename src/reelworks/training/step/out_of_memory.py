@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data.buckets.table import Bucket
@@ -43,7 +44,8 @@ def snapshot(device: torch.device, file: Path) -> Path | None:
         return None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        torch.cuda.memory._dump_snapshot(str(file))  # type: ignore[no-untyped-call]
+        with files.replacing(file) as temporary:
+            torch.cuda.memory._dump_snapshot(str(temporary))  # type: ignore[no-untyped-call]
     except (OSError, RuntimeError) as error:
         logger.warning("no memory snapshot could be written (%s)", error)
         return None
