@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,12 +23,11 @@ from reelworks.commands.options import (
     load_recipe,
     named_stages,
 )
-from reelworks.core import machine, terminal, units
+from reelworks.core import machine, units
 
 if TYPE_CHECKING:
     from reelworks.training.encoding.precompute.encode_worker import Progress
 
-_LINE_SECONDS = 10.0
 _SHOWN = 20
 
 
@@ -203,25 +201,6 @@ def show_entries(
 
 @contextmanager
 def encode_progress(quiet: bool = False) -> Iterator[Callable[[Progress], None]]:
-    """Show a progress bar with the time left, or a line every ten seconds without a terminal."""
-    from rich import progress as rich_progress
-
-    console = terminal.console()
-    p = rich_progress
-    columns = (p.TextColumn("encoding"), p.BarColumn(), p.MofNCompleteColumn(), p.TimeRemainingColumn())
-    bar = p.Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
-    task, last = bar.add_task("encoding", total=None), [time.monotonic()]
-
-    def report(progress: Progress) -> None:
-        bar.start()
-        bar.update(task, total=progress.total, completed=progress.done)
-        if not console.is_terminal and not quiet and time.monotonic() - last[0] >= _LINE_SECONDS:
-            last[0] = time.monotonic()
-            left = progress.seconds_left
-            rest = "" if left is None else f", about {units.duration(left)} left"
-            show.line(f"encoding: {progress.done:,} of {progress.total:,} clips{rest}")
-
-    try:
-        yield report
-    finally:
-        bar.stop()
+    """Show the progress of encoding."""
+    with show.progress(quiet) as report:
+        yield lambda encoding: report("encoding", "clips", encoding.done, encoding.total)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from reelworks.core import terminal
@@ -95,79 +96,49 @@ def loading() -> Iterator[None]:
 
 
 @contextmanager
-def scan_progress(quiet: bool = False) -> Iterator[Callable[[ScanProgress], None]]:
-    """Show the progress of a scan with the time that remains: a bar on a terminal, else a line every ten seconds."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+def progress(quiet: bool = False, *, stderr: bool = False) -> Iterator[Callable[[str, str, int, int], None]]:
+    """Show what is done, to what, and how many are done of how many: a bar on a terminal, else a line every ten seconds on stderr."""
+    from rich import progress as parts
 
-    console = terminal.console()
-    if not console.is_terminal:
-        yield (lambda _: None) if quiet else _progress_lines()
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=console, transient=True, disable=quiet)
-    task = bar.add_task("scanning", total=None)
-
-    def show(progress: ScanProgress) -> None:
-        bar.start()
-        bar.update(task, description=progress.doing[0], total=progress.total, completed=progress.done)
-        if progress.done >= progress.total:
-            bar.stop()
-
-    try:
-        yield show
-    finally:
-        bar.stop()
-
-
-def _progress_lines() -> Callable[[ScanProgress], None]:
-    """Return a function that prints files, rate and remaining time to stderr, unless it printed so just before."""
+    console = terminal.console(stderr=stderr)
+    counts = parts.BarColumn(), parts.MofNCompleteColumn(), parts.TimeRemainingColumn()
+    columns = parts.TextColumn("{task.description}"), *counts
+    bar = parts.Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+    task, doing, first = bar.add_task("", total=None), "", 0
     began = latest = time.monotonic()
-    doing = ("scanning", "files")
 
-    def show(progress: ScanProgress) -> None:
-        nonlocal began, latest, doing
-        now = time.monotonic()
-        if doing != progress.doing:
-            began, doing = now, progress.doing
-        if now - latest < _SECONDS_BETWEEN_LINES:
-            return
-        latest, rate = now, progress.done / max(now - began, 0.001)
-        left = datetime.timedelta(seconds=round((progress.total - progress.done) / max(rate, 0.001)))
-        (verb, things), done = doing, f"{progress.done} of {progress.total}"
-        text = f"{verb}: {done} {things}, {rate:.0f} {things}/s, {left} left"
-        terminal.say(text, error=True)
-
-    return show
-
-
-@contextmanager
-def clip_progress(quiet: bool = False, doing: str = "measuring") -> Iterator[Callable[[int, int], None]]:
-    """Show how many clips of how many are done, and what is done to them: a bar on a terminal, else a line every ten seconds on stderr."""
-    from rich import progress
-
-    console = terminal.console(stderr=True)
-    columns = (progress.TextColumn(doing), progress.BarColumn(), progress.MofNCompleteColumn())
-    bar = progress.Progress(
-        *columns,
-        progress.TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=quiet or not console.is_terminal,
-    )
-    task, latest = bar.add_task(doing, total=None), time.monotonic()
-
-    def report(done: int, total: int) -> None:
-        nonlocal latest
+    def report(does: str, things: str, done: int, total: int) -> None:
+        nonlocal doing, first, began, latest
         bar.start()
-        bar.update(task, completed=done, total=total)
-        if not console.is_terminal and not quiet and time.monotonic() - latest >= _SECONDS_BETWEEN_LINES:
-            latest = time.monotonic()
-            terminal.say(f"{doing}: {done} of {total} clips", error=True)
+        bar.update(task, description=does, total=total, completed=done)
+        if done >= total:
+            bar.stop()
+        now = time.monotonic()
+        if does != doing:  # the speed is that without the start of workers, and the loading of encoders
+            doing, first, began = does, done, now
+        elif not (quiet or console.is_terminal) and now - latest >= _SECONDS_BETWEEN_LINES:
+            latest, rate = now, max((done - first) / max(now - began, 0.001), 0.001)
+            left = datetime.timedelta(seconds=round((total - done) / rate))
+            terminal.say(f"{does}: {done} of {total} {things}, {rate:.0f} {things}/s, {left} left", error=True)
 
     try:
         yield report
     finally:
         bar.stop()
+
+
+@contextmanager
+def scan_progress(quiet: bool = False) -> Iterator[Callable[[ScanProgress], None]]:
+    """Show the progress of a scan."""
+    with progress(quiet) as report:
+        yield lambda scan: report(*scan.doing, scan.done, scan.total)
+
+
+@contextmanager
+def clip_progress(quiet: bool = False, doing: str = "measuring") -> Iterator[Callable[[int, int], None]]:
+    """Show how many clips of how many are done, and what is done to them."""
+    with progress(quiet, stderr=True) as report:
+        yield partial(report, doing, "clips")
 
 
 def short_clips(count: int) -> str:

@@ -7,7 +7,6 @@ chunk. It keeps encoders and decoding processes until it is closed.
 from __future__ import annotations
 
 import os
-import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,28 +44,14 @@ class Progress:
     bytes: int = 0
     failures: list[tuple[str, str]] = field(default_factory=list)
     captions: int = 0
-    first: int = 0  # clips of the first batch
-    first_at: float = 0.0  # when it was encoded
-
-    def count(self, clips: int) -> None:
-        """Count clips that are done."""
-        self.done += clips
-        if clips and not self.first:
-            self.first, self.first_at = clips, time.monotonic()
 
     def add(self, clips: int, part: Progress) -> None:
         """Count a part of `clips` clips, some of which this command may have encoded in a process that died."""
-        self.count(clips)
+        self.done += clips
         self.frames += part.frames
         self.bytes += part.bytes
         self.captions += part.captions
         self.failures += [(label, reason) for label, reason in part.failures]
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Seconds to the end at the speed so far; None before the second batch."""
-        measured = self.done - self.first  # without the start of workers and the loading of encoders
-        return (time.monotonic() - self.first_at) / measured * (self.total - self.done) if measured else None
 
 
 Report = Callable[[Progress], None]
@@ -180,7 +165,7 @@ class EncodeWorker:
         progress.failures += [(wanted_of[i]["latent"].label, reason) for i, reason in failed.items()]
         names = self.source.keys.by_clip(wanted_of[0]) if good else []
         encoded = {name: self._values(name, batch, good) for name in names}
-        progress.count(len(clips))
+        progress.done += len(clips)
         progress.frames += len(good) * work.shape.num_frames
 
         def store() -> None:
