@@ -1,6 +1,20 @@
-"""`python -m reelworks`, the form that torchrun starts."""
+"""The `reelworks` command, also as `python -m reelworks`, the form that torchrun starts."""
 
-from reelworks.commands.main import main
+import os
+import sys
+
+
+def main() -> None:
+    """Run the command line; Ctrl-C is told in a line, also in the second in which the commands are imported."""
+    try:
+        from reelworks.commands.main import main as command
+
+        command()
+    except KeyboardInterrupt:
+        if os.environ.get("RANK", "0") == "0" and sys.stderr is not None:
+            sys.stderr.write("\nstopped by Ctrl-C\n")
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -99,3 +101,24 @@ def test_only_commands_leave_libraries_out_and_what_needs_one_has_it(code, found
     pytest.importorskip("pandas")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, encoding="utf-8")
     assert done.stdout.strip() == found
+
+
+_INTERRUPTED = """
+import sys
+from reelworks.__main__ import main
+
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+main()
+"""
+
+
+def test_ctrl_c_while_the_commands_are_imported_is_no_traceback():
+    """The program's entry imports nothing itself."""
+    scripts = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    assert scripts == {"reelworks": "reelworks.__main__:main"}
+    done = subprocess.run([sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True, encoding="utf-8")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\nstopped by Ctrl-C\n")

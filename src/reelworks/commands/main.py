@@ -135,14 +135,11 @@ def main() -> None:
     except SystemExit as exit_:
         if isinstance(exit_.code, int):
             codes.append(exit_.code)
-        if exit_.code == ExitCode.INTERRUPTED:
-            _tell_of_ctrl_c()
+        if exit_.code == ExitCode.INTERRUPTED and os.environ.get("RANK", "0") == "0":  # once for all ranks
+            terminal.say("\nstopped by Ctrl-C", error=True)  # below a progress bar that was not finished
         if exit_.code == ExitCode.BAD_INPUT:
             _tell_of_settings(sys.argv[1:])
         raise
-    except KeyboardInterrupt:  # outside the command, which handles its own
-        _tell_of_ctrl_c()
-        sys.exit(ExitCode.INTERRUPTED)
     except Exception as error:
         _let_the_first_rank_speak()
         if (message := as_user_error(error)) is None:
@@ -150,12 +147,6 @@ def main() -> None:
         terminal.say(f"error: {message}", error=True)
         # Other ranks of a distributed run may be waiting: exiting at once lets the launcher end them.
         os._exit(ExitCode.BAD_INPUT) if "RANK" in os.environ else sys.exit(ExitCode.BAD_INPUT)
-
-
-def _tell_of_ctrl_c() -> None:
-    """Print a line of its own, below a progress bar that was not finished; once for all ranks."""
-    if os.environ.get("RANK", "0") == "0":
-        terminal.say("\nstopped by Ctrl-C", error=True)
 
 
 def _tell_of_settings(arguments: Sequence[str]) -> None:

@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 from refused import refused
 
+from reelworks import __main__ as program
 from reelworks.commands import main
 from reelworks.core import files
 from reelworks.core.errors import UserError
@@ -317,7 +318,7 @@ def test_ctrl_c_outside_of_a_verb_is_no_traceback(
 
     monkeypatch.setattr(main, "app", interrupted)
     with pytest.raises(SystemExit) as left:
-        main.main()
+        program.main()
     assert left.value.code == 130
     assert capsys.readouterr().err == "\nstopped by Ctrl-C\n"
 
