@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import inspect
 import os
-import tempfile
+import sys
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from reelworks.commands import show
-from reelworks.core import annexes, requests
+from reelworks.core import annexes, requests, terminal
 from reelworks.core.annexes import AnnexCommand
 from reelworks.core.errors import UserError
 from reelworks.core.requests import Arg
@@ -38,6 +38,15 @@ class Commands(TyperGroup):
         """Read the rest, and run the command."""
         with _errors_as_json("--json" in ctx.args):
             return super().invoke(ctx)
+
+    def main(self, *arguments: Any, **extra: Any) -> Any:
+        """Run the command line; an answer that nobody got is told."""
+        try:
+            return super().main(*arguments, **extra)
+        except SystemExit as exit_:
+            if not exit_.code:
+                terminal.require_answered()
+            raise
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command, or that of an annex from outside."""
@@ -72,7 +81,7 @@ def as_user_error(error: BaseException) -> UserError | None:
         from reelworks.core import files  # slow to import
 
         if error.errno in files.OF_DISKS:
-            return files.unwritable("disk", Path(str(error.filename or tempfile.gettempdir())), error)
+            return files.unwritable("disk", None if error.filename is None else Path(str(error.filename)), error)
         if error.filename is not None and error.errno in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG):
             remedy = "give another path, or correct its permissions"
             problem, path = f"this cannot be opened ({error.strerror})", str(error.filename)
@@ -107,6 +116,8 @@ class App(typer.Typer):
             def invoke(self, ctx: Any) -> Any:
                 from reelworks.core import log
 
+                if not answers and sys.stdout is not None:
+                    terminal.steady(sys.stdout).only_tells = True
                 is_main, json = os.environ.get("RANK", "0") == "0", bool(ctx.params.get("json"))
                 stage = nullcontext() if doing is None else log.stage(doing)
                 with log.to_terminal(speaks=is_main, stderr=answers or json, quiet=answers and json), stage:

@@ -20,6 +20,7 @@ class ExitCode(enum.IntEnum):
         REQUEUE: A signal or Ctrl-C asked `train` to save and exit, and it did. The same command resumes.
         INTERRUPTED: Ctrl-C ended the command without a save: another command than `train`, `train` before its first
             step, or pressed twice.
+        UNREAD: What reads the standard output has ended before the answer did, as `| head` does; the work is done.
     """
 
     DONE = 0
@@ -27,3 +28,4 @@ class ExitCode(enum.IntEnum):
     BAD_INPUT = 2
     REQUEUE = 75
     INTERRUPTED = 130
+    UNREAD = 141

@@ -121,7 +121,7 @@ def main() -> None:
     """Run the command line; a `UserError` prints its message without a traceback."""
     # What this process starts imports nothing from the folder that it runs in, which may be a stranger's.
     os.environ["PYTHONSAFEPATH"] = "1"
-    terminal.use_utf8()
+    terminal.use_steady_streams()
     optional_imports.leave_out_unused()
     machine.let_mps_fall_back()
     trusted_code.ask_with(trust.ask)

@@ -64,21 +64,26 @@ def writing(field: str, path: Path) -> Iterator[None]:
         raise unwritable(field, path, error) from error
 
 
-def unwritable(field: str, path: Path, error: OSError) -> UserError:
-    """Return the error for a file or folder, given by this key or option, that cannot be written."""
+def unwritable(field: str, path: Path | None, error: OSError) -> UserError:
+    """Return the error for a file or folder, given by this key or option, that cannot be written; None if it is not known."""
     reason, remedy = error.strerror or str(error), "name a place that is writable, or correct its permissions"
     if error.errno in FULL:
         reason, remedy = f"{reason}{_lack(path)}", "free space on its disk or raise the quota, or name another place"
     elif error.errno == errno.EIO:
         remedy = "see to the disk, or name a place on another one"
     return UserError(
-        f"this cannot be written ({reason})", code="file-unwritable", field=field, value=str(path), remedy=remedy
+        f"this cannot be written ({reason})",
+        code="file-unwritable",
+        field=field,
+        value=path and str(path),
+        remedy=remedy,
     )
 
 
-def _lack(path: Path) -> str:
+def _lack(path: Path | None) -> str:
     """Tell that a disk has room for bytes but not for another file."""
-    there = next((folder for folder in (path, *path.parents) if folder.exists()), None)
+    folders = () if path is None else (path, *path.parents)
+    there = next((folder for folder in folders if folder.exists()), None)
     with suppress(OSError):
         if there is not None and system.inodes_left(there) == 0:
             return ": the disk has no inodes left, which each file needs"

@@ -10,11 +10,12 @@ import io
 import re
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO
 
 from reelworks.core import system
+from reelworks.core.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,11 +26,77 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2
 _last_output = time.monotonic()
 
 
-def use_utf8() -> None:
-    """Let stdout and stderr take every text: on Windows, those that are no terminal have the code page of a country."""
-    for stream in (sys.stdout, sys.stderr):
+class Steady:
+    """A stream that ends no work: it takes every text, and after a write that fails it leaves out all others.
+
+    Attributes:
+        lost: The error of that write.
+        only_tells: Whether nothing is lost with it, since no answer of a command is written to it.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self.only_tells = stream, False
+        self.lost: Exception | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write text; a name that is no text, or a terminal without Unicode, is no reason to end a command."""
+        encoding = self._stream.encoding or "utf-8"
+        self._try(self._stream.write, text.encode(encoding, "backslashreplace").decode(encoding))
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what waits."""
+        self._try(self._stream.flush)
+
+    def _try(self, call: Callable[..., object], *arguments: str) -> None:
+        if self.lost is None:
+            try:
+                call(*arguments)
+            except (
+                OSError,
+                ValueError,
+                RuntimeError,
+            ) as error:  # a reader that has ended, a full disk, a closed stream
+                # A handler of signals that prints while the program waits in a write loses its own line alone.
+                self.lost = None if isinstance(error, RuntimeError) else error
+
+
+@lru_cache(maxsize=4)
+def steady(stream: TextIO | Steady) -> Steady:
+    """Return a stream as one that ends no work, the same each time."""
+    return stream if isinstance(stream, Steady) else Steady(stream)
+
+
+def use_steady_streams() -> None:
+    """Let nothing that is printed end the program; on Windows, streams that are no terminal have the code page of a country."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8" if system.WINDOWS else None, errors="backslashreplace")
+            stream.reconfigure(encoding="utf-8" if system.WINDOWS else None)
+            setattr(sys, name, steady(stream))
+
+
+def require_answered() -> None:
+    """Tell of an answer that stdout did not take; if its reader wanted no more of it, end as SIGPIPE ends programs.
+
+    Raises:
+        UserError: It could not be written.
+        SystemExit: The reader has ended.
+    """
+    stream = sys.stdout
+    if not isinstance(stream, Steady) or stream.lost is None or stream.only_tells:
+        return
+    if isinstance(stream.lost, BrokenPipeError):
+        raise SystemExit(128 + 13)
+    raise UserError(
+        f"it cannot be written to ({stream.lost})",
+        code="output-unwritable",
+        field="standard output",
+        remedy="send it to a disk that has room, or to a program that reads it",
+    )
 
 
 def last_output() -> float:
@@ -46,10 +113,8 @@ def say(text: str, *, error: bool = False) -> None:
     """Print a line at once, so that it keeps its place among the lines of other processes; to stderr as an `error`."""
     stream = sys.stderr if error else sys.stdout
     if stream is not None:  # None if the caller closed it
-        encoding = stream.encoding or "utf-8"
         _note_output()
-        # A name that is no text, or a terminal without Unicode, is no reason to end a command.
-        print(plain(text).encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+        print(plain(text), file=steady(stream), flush=True)
 
 
 def say_json(text: str) -> None:
@@ -68,6 +133,10 @@ def _console_class() -> type[Console]:
     from rich.segment import Segment
 
     class PlainConsole(Console):
+        @property  # type: ignore[misc]
+        def file(self) -> Any:
+            return steady(super().file)
+
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
             _note_output()
             for segment in super().render(renderable, options):

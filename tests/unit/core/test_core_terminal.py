@@ -2,15 +2,24 @@
 
 import io
 import json
+import os
 import re
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TextIO
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
+from refused import refused
 
 from reelworks.commands import show
+from reelworks.commands.app import App, Commands
 from reelworks.core import log, terminal
-from reelworks.core.log import logger
+from reelworks.core.log import logger, to_terminal
 
 TRICKS = "\x1b]0;title\x07 \x1b[2J \r\x9b31m \u202etxt.exe [red]bold[/red] :smile: tab\there"
 # All that a terminal obeys in text, but for tab and line feed.
@@ -53,3 +62,79 @@ def test_a_name_that_is_no_text_is_printed(monkeypatch: pytest.MonkeyPatch):
     terminal.say("clip-\udce4-語.mp4")
     narrow.flush()
     assert narrow.buffer.getvalue() == b"clip-\\udce4-\\u8a9e.mp4\n"  # type: ignore[attr-defined]
+
+
+@pytest.fixture(params=["read", "full"] if sys.platform == "linux" else ["read"])
+def lost(request: pytest.FixtureRequest) -> Iterator[tuple[str, TextIO]]:
+    """A stream that takes nothing: what reads it has ended, or its disk is full."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    if request.param == "full":
+        os.dup2(full := os.open("/dev/full", os.O_WRONLY), writer)
+        os.close(full)
+    stream = os.fdopen(writer, "w", encoding="utf-8")
+    yield request.param, stream
+    with suppress(OSError):
+        stream.close()
+
+
+_APP = App(cls=Commands, pretty_exceptions_enable=False)
+
+
+@_APP.command("plan", doing="planning")
+def _answers() -> None:
+    terminal.say("an answer")
+
+
+@_APP.command("train", doing=None, answers=False)
+def _tells(code: int) -> None:
+    for _ in range(3):
+        logger.info("a step")
+        terminal.say("a line")
+    raise typer.Exit(code)
+
+
+@pytest.mark.parametrize("arguments", [["plan"], ["--help"]])
+def test_an_answer_that_nobody_got_is_told_and_one_of_which_enough_was_read_ends_quietly(
+    monkeypatch: pytest.MonkeyPatch, lost: tuple[str, TextIO], arguments: list[str]
+):
+    """As of `reelworks plan | head`, or into a file on a full disk."""
+    monkeypatch.setattr("sys.stdout", lost[1])
+    terminal.use_steady_streams()
+    if lost[0] == "full":
+        with refused("output-unwritable", "standard output", says="No space left"):
+            _APP(arguments)
+    else:
+        with pytest.raises(SystemExit) as left:
+            _APP(arguments)
+        assert left.value.code == 128 + signal.SIGPIPE
+
+
+@pytest.mark.parametrize("code", ["0", "75"])
+def test_work_whose_output_only_tells_goes_on_without_it(
+    monkeypatch: pytest.MonkeyPatch, lost: tuple[str, TextIO], code: str
+):
+    monkeypatch.setattr("sys.stdout", lost[1])
+    terminal.use_steady_streams()
+    with pytest.raises(SystemExit) as left:
+        _APP(["train", code])
+    assert left.value.code == int(code)
+
+
+def test_a_program_of_ones_own_is_not_ended_by_its_lost_output_either(
+    monkeypatch: pytest.MonkeyPatch, lost: tuple[str, TextIO]
+):
+    monkeypatch.setattr("sys.stdout", lost[1])
+    with to_terminal():
+        for _ in range(3):
+            logger.info("a step")
+
+
+def test_a_line_may_be_printed_while_another_waits(monkeypatch: pytest.MonkeyPatch):
+    """As by the handler of a signal that comes while a terminal takes nothing."""
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "flush", lambda: (_ for _ in ()).throw(RuntimeError("reentrant call")))
+    monkeypatch.setattr("sys.stdout", stream)
+    terminal.say("one")
+    terminal.say("two")
+    assert stream.getvalue() == "one\ntwo\n"

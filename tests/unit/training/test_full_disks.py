@@ -79,6 +79,10 @@ def test_what_a_disk_says_is_told_in_words_with_the_file(number: int, tmp_path: 
     assert told.value == str(tmp_path / "a")
     assert os.strerror(number) in str(told)
     assert main.as_user_error(ValueError()) is None
+    nameless = main.as_user_error(OSError(number, os.strerror(number)))
+    assert isinstance(nameless, UserError)
+    assert (nameless.value, nameless.field) == (None, "disk")
+    assert os.strerror(number) in str(nameless)
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.ENAMETOOLONG])
