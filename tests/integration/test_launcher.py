@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
 from reelworks.training.recipe import recipe_file
@@ -47,7 +48,9 @@ def test_a_mistake_is_told_once_with_code_2(start, tmp_path):
     assert len(told.splitlines()) < 8
 
 
-@pytest.mark.parametrize(("number", "times"), [(signal.SIGTERM, 2), (signal.SIGUSR1, 2), (signal.SIGINT, 1)])
+@pytest.mark.parametrize(
+    ("number", "times"), [(signal.SIGTERM, 2), (signal.SIGUSR1, 2), (signal.SIGHUP, 2), (signal.SIGINT, 1)]
+)
 def test_a_signal_saves_and_leaves_with_the_requeue_code(start, tmp_path, number, times):
     process = start(train={"max_steps": 400})
     wait_for_step(tmp_path / "run", 2)
@@ -57,6 +60,20 @@ def test_a_signal_saves_and_leaves_with_the_requeue_code(start, tmp_path, number
     assert process.returncode == 75, told
     assert "Traceback" not in told
     assert list(events.read(RunFolder(tmp_path / "run").events_file, "stop"))[-1]["reason"] == "signal"
+
+
+def test_a_terminal_that_goes_away_costs_no_step(start, tmp_path):
+    """Its window is closed: nobody reads any more, and then the signal of the system comes."""
+    process = start(train={"max_steps": 4000})
+    wait_for_step(tmp_path / "run", 2)
+    process.stdout.close()
+    process.stderr.close()
+    wait_for_step(tmp_path / "run", 40)  # a line has been printed since
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=300) == 75
+    run = RunFolder(tmp_path / "run")
+    (stop,) = events.read(run.events_file, "stop")
+    assert CheckpointFolder(run.checkpoints_folder).steps()[-1] == stop["step"]
 
 
 def test_a_rank_that_dies_ends_the_others(start, tmp_path):

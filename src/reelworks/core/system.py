@@ -24,10 +24,10 @@ WINDOWS = sys.platform == "win32"
 BINARY: int = getattr(os, "O_BINARY", 0)
 NO_WAIT: int = BINARY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 OWN_FILE: int = NO_WAIT | getattr(os, "O_NOFOLLOW", 0)
-# Signals that ask a program to save and end: those of schedulers, Ctrl-C, and Ctrl-Break, by which Windows asks.
-STOPS: tuple[signal.Signals, ...] = tuple(
-    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGBREAK") if hasattr(signal, name)
-)
+# Signals that ask a program to save and end: those of schedulers and of limits, Ctrl-C, a terminal that was closed, and
+# Ctrl-Break, by which Windows asks.
+_STOPS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGBREAK")
+STOPS: tuple[signal.Signals, ...] = tuple(getattr(signal, name) for name in _STOPS if hasattr(signal, name))
 # The signal of `ask_to_end`, and the code of a process that it has ended.
 END: signal.Signals = getattr(signal, "SIGBREAK", signal.SIGTERM)
 ENDED = 0xC000013A if WINDOWS else -signal.SIGTERM
@@ -40,7 +40,6 @@ REACHABLE: dict[str, Any] = OWN_GROUP if WINDOWS else {}
 # Option of a listening socket, by which its port is its own, and free again once its program has ended. That of POSIX lets
 # others take the port on Windows.
 OWN_PORT: int = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
-HANG_UPS: tuple[signal.Signals, ...] = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()  # a terminal was closed
 # Mode in which numpy reads files that others may replace: Windows replaces and removes none that is mapped.
 MAPPED: Literal["r"] | None = None if WINDOWS else "r"
 # Expression for what leads a path with slashes out of its folder on this system alone: drives, and backslashes.
@@ -190,6 +189,12 @@ def is_file_name(text: str) -> bool:
 def is_parent(pid: int) -> bool:
     """Whether a process is the parent of this one and runs; on Windows, children keep the id of one that has ended."""
     return os.getppid() == pid and (not WINDOWS or psutil.pid_exists(pid))
+
+
+def handle_stops(handler: Any) -> dict[signal.Signals, Any]:
+    """Handle each of `STOPS`, and return the former handlers; that of a closed terminal stays ignored below `nohup`."""
+    ignored = [each for each in STOPS if each.name == "SIGHUP" and signal.getsignal(each) == signal.SIG_IGN]
+    return {each: signal.signal(each, handler) for each in STOPS if each not in ignored}
 
 
 def ask_to_end(pid: int) -> None:

@@ -348,8 +348,7 @@ def _make_calls(queue: SimpleQueue[_Call | None]) -> None:
 
 def _serve(connections: list[Connection]) -> None:
     # Ctrl-C and a scheduler's signals reach every process of a job, but only the parent handles them.
-    for number in system.STOPS:
-        signal.signal(number, signal.SIG_IGN)
+    system.handle_stops(signal.SIG_IGN)
     end_with_parent()
     for connection in connections[1:]:
         threading.Thread(target=_serve_calls, args=(connection,)).start()

@@ -33,6 +33,6 @@ def test_the_code_is_that_of_the_first_to_fail(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(launch, "_start", start)
     monkeypatch.setattr(launch, "_GRACE_SECONDS", 0.05)
-    monkeypatch.setattr(launch.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(launch.system, "handle_stops", lambda _: None)
     assert launch.launch(len(ends), []) == code
     assert None not in [rank.poll() for rank in started]

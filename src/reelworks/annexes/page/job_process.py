@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import time
@@ -17,8 +16,7 @@ from reelworks.data.run.process import Process
 def main() -> None:
     """Run the command of a job: its file and the time of its start are the arguments, and the page writes both there."""
     path = Path(sys.argv[1])
-    for number in (*system.STOPS, *system.HANG_UPS):
-        signal.signal(number, lambda *_: None)  # the command alone is asked to end; handlers are not inherited
+    system.handle_stops(lambda *_: None)  # the command alone is asked to end; handlers are not inherited
     sys.stdin.read()
     job = jobs.read(path)
     if (job.state, str(job.started)) != ("running", sys.argv[2]):  # the page ended before; the next one starts the job

@@ -7,7 +7,6 @@ and code 2, and a run that saved on a signal exits with the code on which a sche
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -44,8 +43,7 @@ def launch(processes: int, arguments: list[str]) -> int:
             if rank.poll() is None:
                 system.pass_on(rank, number)
 
-    for number in system.STOPS:
-        signal.signal(number, forward)
+    system.handle_stops(forward)
     first = 0
     while None in [rank.poll() for rank in ranks]:  # each is asked, also behind one that still runs
         failed = [rank.returncode for rank in ranks if rank.returncode]
