@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import children
 import faults
@@ -14,9 +17,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, load_file
 
+from reelworks.annexes.learning.losses import FILE
+from reelworks.annexes.learning.rounds import ClipLossRounds
+from reelworks.data.checkpoint import verify
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
+from reelworks.inference.previews.previews import Previews
+from reelworks.training.observers.validation import Validator
+from reelworks.training.step.state import TrainState
+
+CLIPS, PASSES = 4, 6  # of a validation, and of a network for two previews
 
 
 def saved(run: Path) -> list[int]:
@@ -71,36 +82,90 @@ def _slow_disk(recipe: dict) -> None:
         os._exit(run(recipe_file.parse(recipe), TrainRequest()))
 
 
-def _asked_to_leave(recipe: dict, dies: bool) -> None:
-    """Get a signal in step 1, so that step 2 is the last, where a validation is due; `dies` ends this process when that begins."""
-    from reelworks.training.observers.validation import Validator
-    from reelworks.training.step.state import TrainState
+# Part of what a pause does, which of its calls gets a signal, and the step before it.
+PAUSES = {
+    "validation": (Validator, "_losses", CLIPS + 1, 2),
+    "step": (TrainState, "update_ema", 1, 2),
+    "untrained": (Validator, "_losses", 1, 0),
+    "last": (Validator, "_losses", 2 * CLIPS + 1, 3),
+    "previews": (Previews, "_before_pass", 3, 2),
+    "last previews": (Previews, "_before_pass", PASSES + 2, 3),
+    "clip losses": (ClipLossRounds, "_losses", 1, 2),
+}
 
-    def ask() -> None:
-        faults.ask_to_leave()
-        if dies:
-            faults.at_call(Validator, "run", 1, lambda: os._exit(9))
 
-    faults.at_call(TrainState, "update_ema", 1, ask)
+def _asked_to_leave(recipe: dict, place: str) -> None:
+    """Get a signal in a part, on the last rank; end this process at once where another such part follows."""
+    owner, name, call, _ = PAUSES[place]
+    rank, world = (int(os.environ.get(key, default)) for key, default in (("RANK", 0), ("WORLD_SIZE", 1)))
+    if owner is Validator:
+        call = (call - 1) // world + 1  # they share the clips
+    if rank + 1 == world:
+        faults.at_call(owner, name, call, faults.ask_to_leave)
+    if place != "step":
+        faults.at_call(owner, name, call + 1, lambda: os._exit(9))
     children.train_here(recipe)
 
 
-def test_a_signal_saves_before_it_validates_and_what_it_cut_short_is_measured_by_the_next_start(tiny, tmp_path):
-    """Whoever sent it kills the process soon: the checkpoint comes first, and gets the same loss as without a signal."""
-    losses = {}
-    for name, codes in (("calm", [0]), ("asked", [75, 0]), ("killed", [9, 0])):
-        recipe = tiny(name, train={"max_steps": 3}, validation={"every_steps": 2}, checkpoints={"every_steps": 5})
-        for code in codes:
-            done = children.in_child(_asked_to_leave, recipe, name == "killed") if code else children.train(recipe)[0]
-            assert done == code, children.output(recipe)
-        run = RunFolder(tmp_path / name)
-        told = [(e["kind"], e["step"]) for e in events.read(run.events_file)]
-        losses[name] = [e["loss"] for e in events.timeline(run.events_file, "validation")]
-        if name != "calm":
-            assert told.index(("checkpoint", 2)) < told.index(("validation", 2))
-            assert CheckpointFolder(run.checkpoints_folder).info(2).metrics == {"validation/loss": losses[name][1]}
-    assert len(losses["calm"]) == 3
-    assert losses["asked"] == losses["killed"] == losses["calm"]
+def _made(run: RunFolder) -> tuple[object, ...]:
+    """What a run has measured and shown, and the files of its last checkpoint."""
+    told = events.timeline(run.events_file, "validation", "clip_losses")
+    last = CheckpointFolder(run.checkpoints_folder).list()[-1]
+    shown = sorted(file.relative_to(run.path) for file in run.samples_folder.rglob("*.*"))
+    return (
+        sorted((e["kind"], e["step"], e.get("loss"), e["clips"]) for e in told),
+        shown,
+        tensors(run.path, last.step),
+        verify.read_extra(last.path, FILE),
+        last.metrics,
+    )
+
+
+@pytest.fixture(scope="module")
+def pauses(tiny_in: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Make recipes that measure and show much between few steps."""
+    values = {
+        "train": {"max_steps": 3, "threads": 1, "clip_losses": 8, "clip_losses_every": 2},
+        "validation": {"every_steps": 2, "split": 0.5, "max_clips": CLIPS},
+        "checkpoints": {"every_steps": 50},
+        "samples": {"prompts": ["a", "b"], "every_steps": 2, "num_inference_steps": PASSES // 2},
+    }
+    return partial(tiny_in, tmp_path_factory.mktemp("pauses"), **values)
+
+
+@pytest.fixture(scope="module")
+def calm(pauses: Callable[..., Any]) -> Callable[[int], tuple[object, ...]]:
+    """Return what is made by so many ranks without a signal."""
+
+    @functools.cache
+    def of_ranks(world: int) -> tuple[object, ...]:
+        recipe = pauses(f"calm-{world}")
+        assert children.train(recipe, world=world) == [0] * world, children.output(recipe)
+        return _made(RunFolder(Path(recipe["output"])))
+
+    return of_ranks
+
+
+@pytest.mark.parametrize(
+    ("place", "world"),
+    [*((place, 1) for place in PAUSES), ("validation", 2), ("previews", 2), ("clip losses", 2)],
+)
+@pytest.mark.quick_cases(1)
+def test_a_signal_cuts_pauses_short_and_the_next_start_makes_up_what_is_missing(
+    pauses: Callable[..., Any], calm: Any, place: str, world: int
+) -> None:
+    """Whoever sent it kills the process soon: no part of a pause follows it, and no step; then all is as without a signal."""
+    recipe = pauses(f"{place}-{world}".replace(" ", "-"))
+    run = RunFolder(Path(recipe["output"]))
+    step = PAUSES[place][3]
+    assert children.on_ranks(_asked_to_leave, recipe, place, world=world) == [75] * world, children.output(recipe)
+    (stop,) = events.read(run.events_file, "stop")
+    assert (stop["step"], stop["reason"]) == (step, "signal")
+    assert CheckpointFolder(run.checkpoints_folder).steps() == [step] * bool(step)
+    if place == "step":
+        assert [e["step"] for e in events.read(run.events_file, "validation")] == [0]
+    assert children.train(recipe, world=world) == [0] * world, children.output(recipe)
+    assert _made(run) == calm(world)
 
 
 @pytest.mark.slow
@@ -276,7 +341,7 @@ def test_minutes_epochs_and_the_best_ask_for_a_save(tiny, tmp_path):
 def test_a_save_that_takes_longer_than_the_grace_is_told(tiny, tmp_path):
     recipe = tiny(checkpoints={"every_steps": 2, "grace_seconds": 1e-6}, train={"max_steps": 2})
     assert children.train(recipe) == [0]
-    assert "two steps take" in children.output(recipe)
+    assert "a signal may wait" in children.output(recipe)
     assert "checkpoints.grace_seconds = 1e-06" in children.output(recipe)
 
 

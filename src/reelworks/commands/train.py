@@ -36,8 +36,9 @@ def train(
     keys with both values), and how many clips are planned or left out, by reason. Epochs for which keep_prob draws no
     clip are reported and skipped.
 
-    Ctrl-C, SIGTERM and SIGUSR1 save after the current step and one more, and end with code 75. A second Ctrl-C leaves at
-    once, without a save; a second signal of another kind changes nothing.
+    Ctrl-C, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU save after the current step and one more, or at once in a validation or in
+    previews, which the next start makes up, and end with code 75. A second Ctrl-C leaves at once, without a save; a second signal of
+    another kind changes nothing. An output that cannot be written to ends no training.
     A save that fails during training is a warning; one that fails at the end or on a signal is an error. A preview that
     cannot be written is a warning, and so is one that does not fit into memory, unless several processes train.
     """

@@ -8,8 +8,12 @@ import signal
 import time
 
 import pytest
+import torch
 
-from reelworks.training.loop.stop_signals import Stopped, StopSignals
+from reelworks.core import system
+from reelworks.data.distributed.mesh import World
+from reelworks.training.loop import stop_signals
+from reelworks.training.loop.stop_signals import Stopped, StopRequest, StopSignals
 
 
 @pytest.fixture
@@ -39,6 +43,47 @@ def test_a_second_signal_of_a_scheduler_changes_nothing():
         for _ in range(2):
             _kill_and_wait(signal.SIGTERM)
     assert signals.received == [signal.SIGTERM] * 2
+
+
+@pytest.mark.parametrize("number", system.STOPS, ids=lambda number: number.name)
+def test_whatever_the_system_ends_programs_with_is_received(number):
+    with StopSignals() as signals:
+        signals.begin_stage()
+        _kill_and_wait(number)
+    assert signals.received == [number]
+
+
+@pytest.mark.skipif(system.WINDOWS, reason="Windows does not tell programs of a terminal that is closed")
+def test_below_nohup_a_closed_terminal_stays_ignored():
+    """As is each other limit that POSIX names, and the signals that schedulers send before they kill."""
+    assert {"SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"} <= {number.name for number in system.STOPS}
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals() as signals:
+            signals.begin_stage()
+            _kill_and_wait(signal.SIGHUP)
+        assert signals.received == []
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, former)
+
+
+def test_the_longest_time_of_a_pause_in_which_nobody_asks_is_known(monkeypatch):
+    """Whoever cuts it into parts waits for the longest of them; a pause that nobody may cut goes on, and counts whole."""
+    clock = iter([0, 1, 4, 6, 10, 18, 20])
+    monkeypatch.setattr(stop_signals.time, "monotonic", lambda: next(clock))
+    with StopSignals() as signals:
+        stops = StopRequest(signals, World(0, 1, torch.device("cpu")))
+        with stops.pause():
+            assert not stops()
+            assert not stops()
+        assert stops.most_seconds == 3
+        signals.received.append(signal.SIGTERM)
+        with stops.pause(lambda: False):
+            assert not stops()
+        assert (stops.most_seconds, stops.is_agreed) == (8, False)
+        assert stops.agree()
+        assert stops.is_agreed
 
 
 def test_between_two_stages_a_signal_leaves_at_once_and_in_the_next_it_is_kept():

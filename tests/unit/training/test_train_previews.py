@@ -241,7 +241,7 @@ def test_a_checkpoint_that_has_metrics_of_previews_alone_is_validated(monkeypatc
     """Where training ends at it, though the validation was not due there."""
     kept = {"samples/motion": 1.0}
     result = Validation(0.5, {}, 1, {}, "a")
-    validator = SimpleNamespace(held_out=[0], run=lambda pool: result)
+    validator = SimpleNamespace(held_out=[0], run=lambda pool, stops: result)
     monkeypatch.setattr(validations, "Validator", lambda *args, **kwargs: validator)
     checkpoints = SimpleNamespace(
         has_metrics=lambda step, names: any(name in names for name in kept),

@@ -98,7 +98,9 @@ class ClipLossRounds(StepObserver):
         training, position = self.training, now.position
         world, account, module = training.world, self.account, training.model.state.module
         size, with_base = self._round_if_due(position)
-        if not size:
+        # At the end no later checkpoint could hold a round that is cut short.
+        stops: Callable[[], bool] = (lambda: False) if now.is_over() else training.stops
+        if not size or stops():
             return
         began = time.monotonic()
         account.bring_together(world, now.step)
@@ -106,9 +108,12 @@ class ClipLossRounds(StepObserver):
         clips = sum(len(batch) for batch, _ in chosen)
         in_training = [each for each in module.modules() if each.training]
         module.eval()
-        parts: list[Any] = world.gather_data(self._measure(chosen, now.pool, with_base=with_base))
+        measured = self._measure(chosen, now.pool, stops, with_base=with_base)
         for each in in_training:
             each.training = True
+        if measured is None:
+            return
+        parts: list[Any] = world.gather_data(measured)
         if world.is_main and clips:
             account.note_measured([found for part in parts for found in part])
         account.visits += clips
@@ -167,14 +172,18 @@ class ClipLossRounds(StepObserver):
         return [(order[batch], times[order[batch]].astype(np.int64)) for batch in chosen]
 
     @torch.no_grad()
-    def _measure(self, chosen: list[tuple[I64, I64]], pool: DecodePool, *, with_base: bool) -> list[Measured]:
-        """Return the losses of this rank's clips."""
+    def _measure(
+        self, chosen: list[tuple[I64, I64]], pool: DecodePool, stops: Callable[[], bool], *, with_base: bool
+    ) -> list[Measured] | None:
+        """Return the losses of this rank's clips; None if `stops`, which is asked before each micro-batch, is True."""
         training, world, found = self.training, self.training.world, []
         own = range(world.data_rank, len(chosen) + world.data_size, world.data_size)
         budget_bytes = training.data.recipe.data.prefetch_budget_bytes
         requests = shared_out(training.source, world, len(chosen), lambda i: self._candidates[0].take(chosen[i][0]))
         batches = training.encoder.read(requests, pool, budget_bytes)
         for place, batch in zip(own, batches, strict=False):
+            if stops():
+                return None
             picked, times = chosen[min(place, len(chosen) - 1)]
             training.model.sequence.use(batch.request.sequence_degree)
             measured = self._losses(batch, picked, times, max(len(each) for each, _ in chosen), with_base=with_base)

@@ -133,13 +133,14 @@ class CheckpointsConfig(Retention):
 
     Attributes:
         every_steps: Optimizer steps between saves; None for no such interval. A run also saves at its end, on
-            SIGTERM and SIGUSR1, and when a file named `save` appears in its folder.
+            SIGTERM, SIGHUP and SIGUSR1, and when a file named `save` appears in its folder.
         every_minutes: Minutes between saves, in addition to every_steps.
         at_epoch_end: Also save at the end of each epoch.
         at_best: Also save after a validation that is the best by keep_best's metric.
         asynchronous: Continue training while a thread writes: true, false, or "auto" for states of 1 GB and more on
             a rank. A save that is due during another one is skipped; the run's last save always waits.
-        grace_seconds: Time from SIGTERM until the process is killed; a run warns if two steps and a save take longer.
+        grace_seconds: Time from SIGTERM until the process is killed; a run warns if a step, the longest step or pause
+            before it, and a save take longer.
         on_full: What to do if a save does not fit on the disk: "wait" continues training and tries again every 30
             seconds, "weights-only" writes only the averaged weights to `exports/` and continues, "stop" ends the
             run with an error, as any value does at the end of the run.

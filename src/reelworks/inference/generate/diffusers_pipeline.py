@@ -66,14 +66,18 @@ def generate(
     encoder: FrozenEncoders,
     prompts: Iterable[str],
     options: GenerateOptions,
+    before_pass: Callable[[], None] = lambda: None,
 ) -> PipelineOutput:
-    """Generate a clip for each prompt, with the family's pipeline if possible and `options.sampler` does not exclude it."""
+    """Generate a clip for each prompt, with the family's pipeline if possible and `options.sampler` does not exclude it.
+
+    `before_pass` is called before each pass of a network, and what it raises ends all.
+    """
     reason = why_not(recipe, boundary, options)
     if options.sampler == "pipeline" and reason is not None:
         remedy = 'leave it out, or use "own"'
         raise UserError(reason, code="no-pipeline", field="--sampler", value="pipeline", remedy=remedy)
     if reason is not None or options.sampler == "own":
-        with _told(boundary):
+        with _told(boundary, before_pass):
             made = pipeline.generate(boundary, encoder, recipe.objective, prompts, options)
         by = "the own sampler" + (f" ({reason})" if reason else "") + _note(recipe, boundary, options.guidance_scale)
         return PipelineOutput([clip for clip, _ in made], by, [sound for _, sound in made if sound is not None])
@@ -81,22 +85,24 @@ def generate(
     geometry = components.geometry(recipe.model, recipe.autoencoder)
     geometry.require(options.shape, ("--num-frames", "--height", "--width"), whole_patches=True)
     pipe, by = _build(recipe, boundary, encoder, options)
-    with pipeline.enough_memory(options.shape), _in_contract(boundary, encoder), _told(boundary):
+    with pipeline.enough_memory(options.shape), _in_contract(boundary, encoder), _told(boundary, before_pass):
         return PipelineOutput([_sample(pipe, recipe, boundary, encoder, prompt, options) for prompt in prompts], by)
 
 
 @contextmanager
-def _told(boundary: DtypeBoundary[DenoiserInputs]) -> Iterator[None]:
-    """Say how far the sampling is, whoever calls the network."""
+def _told(boundary: DtypeBoundary[DenoiserInputs], before_pass: Callable[[], None]) -> Iterator[None]:
+    """Say how far the sampling is, and call `before_pass`, whoever calls the network."""
     denoiser = boundary.denoiser
     networks = list(_networks(denoiser).values()) if isinstance(denoiser, _Denoiser) else [denoiser.module]
     done = 0
 
     def count(*_: object) -> None:
         nonlocal done
+        before_pass()
         done += 1
 
-    hooks = [network.register_forward_hook(count) for network in networks]
+    # Before FSDP's own hook: where a pass does not begin, its weights are not gathered.
+    hooks = [network.register_forward_pre_hook(count, prepend=True) for network in networks]
     try:
         with log.stage("sampling", lambda: f"passes of the network: {done}"):
             yield

@@ -84,6 +84,10 @@ def _problem(error: Exception) -> str:
     return error.problem if isinstance(error, UserError) else "".join(traceback.format_exception(error))
 
 
+class _CutShort(BaseException):
+    """A signal came; no handler of errors may take it for one."""
+
+
 class _Kind:
     """Previews as a training prepares them."""
 
@@ -158,26 +162,35 @@ class Previews(StepObserver):
         return self._world.broadcast(values)  # type: ignore[return-value]
 
     def _attempt(self) -> PipelineOutput | None:
-        """Return the previews; None if a rank could not make them, which is told. Collective.
+        """Return the previews; None if a rank could not make them, which is told, or a signal cut them short. Collective.
 
         Raises:
             Exception: What this rank raised, where the others wait for it within a pass of sharded weights.
         """
+        if self._training.stops():
+            return None
         made: PipelineOutput | None = None
         failed: Exception | None = None
         try:
             made = self._generate()
+        except _CutShort:
+            pass
         except Exception as error:  # a lack of memory, or whatever a library raises
             failed = error
             if isinstance(error, UserError) and error.code == "out-of-memory":
                 out_of_memory.snapshot(self._world.device, self._training.folder.snapshot_file(self._world.rank))
-        met = self._world.meets(_LATE_SECONDS if self._training.model.layout.shards > 1 else math.inf)
+        met = self._world.meets(_LATE_SECONDS if self._shares_passes else math.inf)
         if failed is not None and not met:
             raise failed
         for problem in filter(None, self._world.gather(failed and _problem(failed))):
             logger.warning("previews could not be generated: %s", problem)
             return None
-        return made
+        return None if self._training.stops() else made
+
+    @property
+    def _shares_passes(self) -> bool:
+        """Whether a pass of the network is one of all ranks, which none begins alone."""
+        return self._training.model.layout.shards > 1
 
     def _generate(self) -> PipelineOutput:
         prompts, options, model = self._recipe.samples.prompts, self._options, self._training.model
@@ -186,7 +199,12 @@ class Previews(StepObserver):
         encoder = model.encoder.loaded()
         shown = preview_model.loaded(self._recipe, model.boundary, encoder, self._world, model.layout)
         with model.state.averaged(), model.sequence.paused(), shown as (recipe, boundary, encoder):
-            return diffusers_pipeline.generate(recipe, boundary, encoder, _told(prompts), options)
+            return diffusers_pipeline.generate(recipe, boundary, encoder, _told(prompts), options, self._before_pass)
+
+    def _before_pass(self) -> None:
+        # One that passes alone may fail alone, and others would wait for its answer.
+        if self._training.stops(alone=not self._shares_passes):
+            raise _CutShort
 
     def _write(self, step: int, generated: PipelineOutput) -> None:
         options, prompts = self._options, self._recipe.samples.prompts

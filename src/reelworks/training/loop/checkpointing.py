@@ -134,7 +134,7 @@ class CheckpointManager:
         self._retry_at: float | None = None  # time to repeat a failed save
         self._has_warned_of_grace = False
         self._needs_room = True  # the policy may be stricter than that of the last start, or the last save did not fit
-        self._step_seconds = 0.0
+        self._wait_seconds = 0.0
         self.observers: Sequence[StepObserver] = ()  # those that keep files in checkpoints
         self.measured_on: dict[str, str] = {}  # by metric, a digest of what it is measured on now
         self.exported: list[Path] = []  # files of the latest export of this start, on rank 0
@@ -199,10 +199,13 @@ class CheckpointManager:
         return is_time or self._run.folder.save_file.is_file()
 
     def after_step(
-        self, position: DataPosition, metrics: dict[str, float], flags: StepFlags, step_seconds: float
+        self, position: DataPosition, metrics: dict[str, float], flags: StepFlags, wait_seconds: float
     ) -> None:
-        """Publish an asynchronous save that all ranks have written, and save if one is due. Collective."""
-        self._step_seconds = step_seconds
+        """Publish an asynchronous save that all ranks have written, and save if one is due. Collective.
+
+        A signal may wait for `wait_seconds` before it leads to a save.
+        """
+        self._wait_seconds = wait_seconds
         if self._background.step is not None and not flags.writing:
             self._finish_background(position)
         if flags.save or self._is_due(position, metrics):
@@ -337,13 +340,13 @@ class CheckpointManager:
         if self._world.is_main:
             self._retain(step)
         self._export(is_last=is_last)
-        # The step during which a signal arrives is not the last one: the next step still runs before the save.
-        grace, needed = self._config.grace_seconds, 2 * self._step_seconds + saved.seconds
-        if grace is not None and needed > grace and not self._has_warned_of_grace:
+        grace, wait = self._config.grace_seconds, self._wait_seconds
+        if grace is not None and wait + saved.seconds > grace and not self._has_warned_of_grace:
             self._has_warned_of_grace = True
             logger.warning(
-                f"two steps take {2 * self._step_seconds:.1f} s and a save {saved.seconds:.1f} s, more than "
-                f"checkpoints.grace_seconds = {grace:g}: a run that must stop may be killed before it has saved"
+                f"a signal may wait {wait:.1f} s for a step and the longest step or pause before it, and a save takes "
+                f"{saved.seconds:.1f} s, more than checkpoints.grace_seconds = {grace:g}: a run that must stop may be killed "
+                "before it has saved"
             )
 
     def _retain(self, step: int) -> None:

@@ -1,13 +1,16 @@
-"""Signals that ask a training to save and leave: SIGTERM, SIGUSR1 and Ctrl-C, on Windows Ctrl-Break."""
+"""Signals that ask a training to save and leave, `system.STOPS`, and what all ranks know of them."""
 
 from __future__ import annotations
 
 import signal
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from reelworks.core import system
 from reelworks.core.log import logger
+from reelworks.data.distributed.mesh import World
 
 
 class Stopped(BaseException):
@@ -25,7 +28,7 @@ class StopSignals(AbstractContextManager["StopSignals"]):
 
     def __init__(self) -> None:
         self.received: list[int] = []
-        self._former: dict[int, Any] = {}
+        self._former: dict[signal.Signals, Any] = {}
         self._is_between = False
 
     def __exit__(self, *_: object) -> None:
@@ -41,8 +44,7 @@ class StopSignals(AbstractContextManager["StopSignals"]):
         """Keep signals until a step is done. A second Ctrl-C does what it usually does."""
         self._is_between = False
         if not self._former:
-            for number in system.STOPS:
-                self._former[number] = signal.signal(number, self._receive)
+            self._former = system.handle_stops(self._receive)
 
     def end_stage(self) -> None:
         """Let a signal raise `Stopped`: encoding for the next stage may take longer than a scheduler waits.
@@ -60,5 +62,47 @@ class StopSignals(AbstractContextManager["StopSignals"]):
             raise Stopped
         self.received.append(number)
         if number == signal.SIGINT:
-            logger.info("Ctrl-C: saves after the next step and leaves; press it again to leave at once without a save")
-            signal.signal(number, self._former[number])
+            logger.info(
+                "Ctrl-C: saves after the next step at the latest, and leaves; press it again to leave at once without a save"
+            )
+            signal.signal(number, self._former[signal.SIGINT])
+
+
+class StopRequest:
+    """Whether all ranks leave, since a signal came to one; what lasts in a pause between steps asks it between its parts.
+
+    Attributes:
+        is_agreed: Whether all ranks know that they leave.
+        most_seconds: Longest time of a pause in which nothing asked, so that a signal waited.
+    """
+
+    def __init__(self, signals: StopSignals, world: World) -> None:
+        self._signals, self._world = signals, world
+        self.is_agreed, self.most_seconds = False, 0.0
+        self._asked = 0.0
+
+    def agree(self) -> bool:
+        """Whether a signal has come to any rank. Collective."""
+        self.is_agreed = self.is_agreed or self._world.any(self.is_asked)
+        return self.is_agreed
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a signal came to this rank."""
+        return bool(self._signals.received)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Measure a pause."""
+        self._asked = time.monotonic()
+        yield
+        self._measure()
+
+    def __call__(self, *, alone: bool = False) -> bool:
+        """Whether what this pause does is to be cut short, since the next start makes it up. Collective, unless `alone`."""
+        self._measure()
+        return self.is_asked if alone else self.agree()
+
+    def _measure(self) -> None:
+        now = time.monotonic()
+        self.most_seconds, self._asked = max(self.most_seconds, now - self._asked), now

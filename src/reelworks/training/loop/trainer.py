@@ -29,7 +29,7 @@ from reelworks.training.loop.checkpointing import CheckpointManager
 from reelworks.training.loop.open_run import FolderLock
 from reelworks.training.loop.request import TrainRequest
 from reelworks.training.loop.stages import Stage
-from reelworks.training.loop.stop_signals import Stopped, StopSignals
+from reelworks.training.loop.stop_signals import Stopped, StopRequest, StopSignals
 from reelworks.training.loop.training_loop import EndReason, Trainer
 from reelworks.training.observers import observer
 from reelworks.training.observers.early_stop import EarlyStop
@@ -220,11 +220,14 @@ def _train_stage(
             skips=recipe.train.skips,
             sequence_rank=None if world.sequence is None else world.sequence.rank,
         )
-        training = Training(this_run.folder, world, data, model, encoder, source, run_log, checkpoints)
+        stops = StopRequest(signals, world)
+        training = Training(this_run.folder, world, data, model, encoder, source, run_log, checkpoints, stops)
         trainer = Trainer(training, checkpoints, run_log, early)
         profiler = StepProfiler(request.profiled_steps, training)
         trainer.observe(first=profiler, last=[make(training) for make in others])
-        end, reason = trainer.train(position, stage, signals)
+        world.wait()  # a signal stops all ranks in the same way
+        signals.begin_stage()
+        end, reason = trainer.train(position, stage, stops)
         if reason != "stage":
             signals.restore()  # nothing is left to save: what follows may wait for an upload
     return StageEnd(end, reason, checkpoints.exported)

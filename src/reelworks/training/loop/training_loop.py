@@ -25,7 +25,7 @@ from reelworks.training.encoding.encode_prefetcher import EncodePrefetcher
 from reelworks.training.loop import resume
 from reelworks.training.loop.checkpointing import CheckpointManager
 from reelworks.training.loop.stages import Stage
-from reelworks.training.loop.stop_signals import StopSignals
+from reelworks.training.loop.stop_signals import StopRequest
 from reelworks.training.observers.balance import BalanceReports
 from reelworks.training.observers.early_stop import EarlyStop
 from reelworks.training.observers.observer import Pause, StepObserver, TrainedStep, Training
@@ -87,39 +87,36 @@ class Trainer:
         self._observers = [first, *self._observers, *last]
         self._checkpoints.observers = self._observers
 
-    def train(self, position: DataPosition, stage: Stage, signals: StopSignals) -> tuple[DataPosition, EndReason]:
+    def train(self, position: DataPosition, stage: Stage, stops: StopRequest) -> tuple[DataPosition, EndReason]:
         """Train from a position to the end of the stage, and return where and why training stopped."""
-        self._world.wait()  # a signal stops all ranks in the same way
-        signals.begin_stage()
+        self._stage, self._stop = stage, stops
         decoders = self._recipe.data.num_workers if self._encoder.decodes(self.data.table) else 0
         with contextlib.closing(DecodePool(decoders, self._recipe.data.decode_timeout)) as pool:
-            end, leaves = position, False
-            if self._catch_up(position, pool, stage):
-                end, leaves = self._train_steps(position, pool, signals)
+            end = self._train_steps(position, pool) if self._catch_up(position, pool) else position
             reason: EndReason = "finished"
-            if leaves:
-                reason = "signal"
-            elif not stage.ends_run(end.global_step):
+            if stops.is_agreed or not stage.ends_run(end.global_step):
                 # A signal may have come to one rank since its last step began.
-                reason = "signal" if any(self._world.gather(bool(signals.received))) else "stage"
+                reason = "signal" if stops.agree() else "stage"
             self._end(end, pool, reason)
         return end, reason
 
-    def _catch_up(self, position: DataPosition, pool: DecodePool, stage: Stage) -> bool:
-        """Let observers measure what a signal left no time for, and begin; return whether a step is left to train."""
-        now = replace(self._pause(position, pool), is_new=stage.step is None, begins_stage=stage.begins)
-        if not now.is_new and not now.begins_stage:
-            self._each(lambda observer: observer.make_up(now))
-        is_done = now.is_over()
-        if is_done:
-            self._tell_that_nothing_is_left(now, stage)
-        self._checkpoints.make_up(is_last=is_done)
-        self._each(lambda observer: observer.begin(now))
+    def _catch_up(self, position: DataPosition, pool: DecodePool) -> bool:
+        """Let observers measure what a signal left no time for, and begin; return whether a step is to be trained."""
+        stage, now = self._stage, self._pause(position, pool)
+        now = replace(now, is_new=stage.step is None, begins_stage=stage.begins)
+        with self._stop.pause():
+            if not now.is_new and not now.begins_stage:
+                self._each(lambda observer: observer.make_up(now))
+            is_done = now.is_over()
+            if is_done:
+                self._tell_that_nothing_is_left(now)
+            self._checkpoints.make_up(is_last=is_done)
+            self._each(lambda observer: observer.begin(now))
         self._state.observed.clear()
-        return not is_done
+        return not (is_done or self._stop.is_agreed)
 
-    def _train_steps(self, position: DataPosition, pool: DecodePool, signals: StopSignals) -> tuple[DataPosition, bool]:
-        """Train step after step; return where training stopped, and whether a signal asked for it."""
+    def _train_steps(self, position: DataPosition, pool: DecodePool) -> DataPosition:
+        """Train step after step, and return where training stopped."""
         data, encode = self._recipe.data, self._recipe.encode
         batches = EncodePrefetcher(  # from the position to the end of training, across epochs
             self._encoder.read(self._source.requests_from(position), pool, data.prefetch_budget_bytes),
@@ -128,9 +125,9 @@ class Trainer:
             is_ahead=encode.store if encode.ahead == "auto" else encode.ahead,
         )
         self._begin_segment(position)
-        while not self._is_done(position):
+        while not (self._is_done(position) or self._stop.is_agreed):
             if position.at_end:
-                with log.stage("planning the next epoch"):
+                with log.stage("planning the next epoch"), self._stop.pause():
                     position, empty = next_epoch(self.data, position.spec, position)
                 resume.log_empty(empty)
                 if self._is_done(position):  # no clip is drawn in any of the epochs that were left
@@ -138,14 +135,13 @@ class Trainer:
                 else:
                     self._begin_segment(position)
                 continue
-            position, flags = self._take_step(position, batches, stop=bool(signals.received))
+            position, flags = self._take_step(position, batches)
             # A signal to any rank stops all ranks after the same step.
-            if flags.stop and not self._is_done(position):
-                self._save_and_leave(position, pool)
-                return position, True
+            self._stop.is_agreed = flags.stop and not self._is_done(position)
             self._after_step(position, pool, flags)
-        self._end_record(position)
-        return position, False
+        if self._world.is_main and not position.at_end:
+            self._log.records.end(position)
+        return position
 
     def _each(self, call: Callable[[StepObserver], None]) -> None:
         for observer in self._observers:
@@ -157,13 +153,10 @@ class Trainer:
     def _is_done(self, position: DataPosition) -> bool:
         return self._early.is_over or progress.is_done(self._recipe.train, position)
 
-    def _take_step(
-        self, position: DataPosition, batches: EncodePrefetcher, *, stop: bool
-    ) -> tuple[DataPosition, StepFlags]:
+    def _take_step(self, position: DataPosition, batches: EncodePrefetcher) -> tuple[DataPosition, StepFlags]:
         """Train the step at a position, log it, and raise if too much has failed to go on.
 
-        `stop` is True if this rank was asked to save and stop. Returns the position after the step, and the flags of
-        all ranks.
+        Returns the position after the step, and the flags of all ranks.
         """
         began = time.monotonic()
         step = position.global_step
@@ -175,7 +168,7 @@ class Trainer:
             result = StepResult.skipped(self._train_step.set_rate(step))  # the source omits it too
         else:
             self._each(lambda observer: observer.before_step(step + 1))
-            result = self._run_step(position, batches, self._checkpoints.flags(stop=stop))
+            result = self._run_step(position, batches, self._checkpoints.flags(stop=self._stop.is_asked))
         self._step_seconds = time.monotonic() - began
         failed: list[FailedClip] = []
         if result.clips + result.repeats < sum(position.plan.real_in(position.plan_step)):
@@ -208,21 +201,10 @@ class Trainer:
             with out_of_memory.naming_bucket(bucket, world.device, file, what=f"a micro-batch of step {step + 1}"):
                 raise
 
-    def _save_and_leave(self, position: DataPosition, pool: DecodePool) -> None:
-        """Save before all else: whoever sent the signal kills this process soon. Then validate, if that is due.
-
-        What is cut short is measured by the next start, which also makes the previews.
-        """
-        self._world.mark("after it", position.global_step, limited=False)
-        if position.at_end:
-            self._log.epoch_ends(position)
-        self._end_record(position)
-        self._checkpoints.save_last(position, {}, is_over=False)
-        self._each(lambda observer: observer.make_up(self._pause(position, pool)))
-
     def _after_step(self, position: DataPosition, pool: DecodePool, flags: StepFlags | None) -> None:
         """End the epoch, let observers measure, and save, each if it is due.
 
+        Whoever sent a signal kills this process soon: then nothing but a save has time, and the next start makes up the rest.
         `flags` are those of all ranks in the step before, None if epochs passed without a step. A loss of an earlier step
         does not belong to this step's checkpoint.
         """
@@ -232,14 +214,19 @@ class Trainer:
         if position.at_end:
             self._log.epoch_ends(position)
         metrics: dict[str, float] = {}
-        for observer in self._observers:
-            metrics |= observer.metrics(now)
-        if now.is_over():
-            self._checkpoints.save_last(position, metrics, is_over=True)
-        elif flags is not None:
-            self._checkpoints.after_step(position, metrics, flags, self._step_seconds)
-        now = replace(now, is_saved=self._checkpoints.saved_step == step)
-        self._each(lambda observer: observer.after_save(now))
+        with self._stop.pause():
+            for observer in self._observers:
+                metrics |= observer.metrics(now)
+            if now.is_over() or self._stop.is_agreed:
+                self._checkpoints.save_last(position, metrics, is_over=now.is_over())
+            elif flags is not None:
+                # The step during which a signal comes is not the last one, nor is a pause: a step still follows.
+                wait_seconds = self._step_seconds + max(self._step_seconds, self._stop.most_seconds)
+                self._checkpoints.after_step(position, metrics, flags, wait_seconds)
+            now = replace(now, is_saved=self._checkpoints.saved_step == step)
+            self._each(lambda observer: observer.after_save(now))
+        if self._stop.is_agreed:  # since what comes after a save was cut short
+            self._checkpoints.save_last(position, metrics, is_over=now.is_over())
 
     def _begin_segment(self, position: DataPosition) -> None:
         """Record and log the plan of an epoch, or of the rest of one."""
@@ -251,15 +238,15 @@ class Trainer:
         if not position.plan.num_steps:  # a resume found that the clips left in the epoch no longer exist
             self._log.epoch_ends(position)
 
-    def _tell_that_nothing_is_left(self, now: Pause, stage: Stage) -> None:
+    def _tell_that_nothing_is_left(self, now: Pause) -> None:
         """Tell why a start trains nothing, where a run was at its end."""
         position, step = now.position, now.step
         if now.is_new:
             raise no_steps(self.data)
         if not position.plan.num_steps:
             self._begin_segment(position)
-        if not stage.ends_run(step):
-            logger.info("stage %s is at its end; what came after its last save is made up", stage.start.name)
+        if not self._stage.ends_run(step):
+            logger.info("stage %s is at its end; what came after its last save is made up", position.stage.name)
         elif self._early.is_over:
             logger.info("nothing left to train at step %d: %s; raise it to train on", step, self._early)
         elif name := position.stage.name:
@@ -268,11 +255,6 @@ class Trainer:
         else:
             keys = [f"train.{key}" for key in progress.reached(self._recipe.train, position)]
             logger.info("nothing left to train at step %d; raise %s", step, " and ".join(keys))
-
-    def _end_record(self, position: DataPosition) -> None:
-        """Record how many steps of the segment were trained, if training stops within an epoch."""
-        if self._world.is_main and not position.at_end:
-            self._log.records.end(position)
 
     def _end(self, position: DataPosition, pool: DecodePool, reason: EndReason) -> None:
         self._each(lambda observer: observer.end(self._pause(position, pool)))

@@ -146,6 +146,8 @@ class Training:
         folder: Its run folder.
         encoder: Of the micro-batches that it trains.
         source: Of its steps.
+        stops: Whether what a pause does is to be cut short, since a signal came to any rank: what lasts asks it between its
+            parts, equally on all ranks, and leaves the rest to the next start. Collective, unless `alone=True`.
     """
 
     folder: RunFolder
@@ -156,6 +158,7 @@ class Training:
     source: StepSource
     log: RunLog
     checkpoints: CheckpointMetrics
+    stops: Callable[..., bool] = lambda alone=False: False
 
 
 class ObserverKind(Protocol):

@@ -101,8 +101,8 @@ class Validator:
     sequence: SequenceParallel = field(default_factory=SequenceParallel)
 
     @torch.no_grad()
-    def run(self, pool: DecodePool) -> Validation | None:
-        """Validate; returns None if there is no held-out clip."""
+    def run(self, pool: DecodePool, stops: Callable[[], bool] = lambda: False) -> Validation | None:
+        """Validate; returns None if there is no held-out clip, or if `stops`, which is asked before each, is True."""
         if not len(self.held_out):
             return None
         times, buckets = self.recipe.validation_timesteps, self.source.data.table.buckets
@@ -112,6 +112,8 @@ class Validator:
         requests = shared_out(self.source, self.world, len(self.held_out), lambda i: self.held_out.take(np.array([i])))
         unread: list[FailedClip] = []
         for i, batch in enumerate(self.encoder.read(requests, pool, budget_bytes)):
+            if stops():
+                return None
             # Groups of fewer ranks than a sequence group has measure the same clip, and one of them counts.
             self.sequence.use(batch.request.sequence_degree)
             losses = self._losses(batch, self._times_at_once(i))

@@ -56,11 +56,11 @@ class Validations(StepObserver):
             checkpoints.record_metrics(now.step, metrics)
 
     def _validate(self, now: Pause) -> dict[str, float]:
-        if not len(self._validator.held_out):
+        if not len(self._validator.held_out) or self._training.stops():
             return {}
         began = time.monotonic()
         with log.stage("validating"), self._training.model.state.averaged():
-            result = self._validator.run(now.pool)
+            result = self._validator.run(now.pool, self._training.stops)
         if result is None or not self._tell_unread(now.step, result):
             return {}
         step, seconds, early = now.step, time.monotonic() - began, self._early
