@@ -48,8 +48,11 @@ def test_more_patience_trains_on_and_steps_can_be_traced(tiny: Any, tmp_path: Pa
     names = {event.get("name", "") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}
     assert {"aten::addmm", "aten::mm"} & names, sorted(names)[:20]
 
+    assert "traced nothing" not in children.output(recipe)
+
     recipe["validation"]["patience"] = 3
-    assert children.train(recipe) == [0], children.output(recipe)
+    assert children.train(recipe, profile="1:2") == [0], children.output(recipe)
+    assert "--profile 1:2 has traced nothing" in children.output(recipe)
     assert [event["step"] for event in steps_of(run)] == [1, 2, 3]
     assert CheckpointFolder(run.checkpoints_folder).steps()[-1] == 3
     assert not any(epoch.problems or epoch.lost for epoch in clip_history.cover(run).epochs)

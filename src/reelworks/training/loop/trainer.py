@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -126,11 +127,13 @@ def run(
         signals = stack.enter_context(StopSignals())
         exported: list[Path] = []
         ended = ""  # name of the stage before
+        first, profiled = sys.maxsize, request.profiled_steps
         while True:
             try:
                 stage = resume.pick(RunFolder(Path(recipe.output)), recipe, request.resume, world, ended)
                 end = _train_stage(stage, request, folder_lock, world, signals, on_scan, on_encode, threads=threads)
                 exported = end.exported or exported
+                first = min(first, 1 + (stage.step or 0))
                 if end.reason != "stage":
                     break
                 ended = stage.start.name
@@ -144,6 +147,8 @@ def run(
                 logger.info(said)
                 world.take_along(EXIT_REQUEUE, said)  # the others may wait for this rank
                 break
+        if profiled is not None and (profiled[1] < first or profiled[0] > end.position.global_step):
+            logger.warning("--profile %d:%d has traced nothing: this start has trained no such step", *profiled)
     if world.is_main and on_end is not None:
         folder = RunFolder(Path(recipe.output))
         *_, newest = None, *CheckpointFolder(folder.checkpoints_folder).list()
