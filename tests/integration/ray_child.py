@@ -54,7 +54,7 @@ def main(data: str, catalog: str) -> None:
     journal._SECONDS_BETWEEN_WRITES = 0.0
     scan.examine_on_node = examine_and_note
     scan._FILES_PER_CALL = 4
-    scan.scan_sources([Source("d", Path(data))], Path(catalog), workers=1, engine="ray")
+    scan.scan_sources([Source("d", Path(data))], Path(catalog), engine="ray")
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ def test_a_file_that_kills_its_process_is_named(
         file.write_bytes((data / "0.png").read_bytes())
     with monkeypatch.context() as patch:
         patch.setattr(scan, "examine_on_node", ray_child.examine_unless_deadly)
-        result = scan_sources([Source("d", data)], tmp_path / "there", workers=2, engine="ray")
+        result = scan_sources([Source("d", data)], tmp_path / "there", engine="ray")
     assert {(str(file), "the decoder crashed on it") for file in deadly} <= set(result.bad_files)
     again = scan_sources([Source("d", data)], tmp_path / "there", workers=2)
     assert (again.changed, again.unchanged) == (2, FILES)  # which it tries again, and no other
@@ -151,7 +151,7 @@ def test_measures_are_those_of_this_process(cluster: str, data: Path, tmp_path: 
     found = {}
     for engine in ("local", "ray"):
         scan_sources([Source("d", data)], tmp_path / engine, workers=2)
-        result = measure_catalog(tmp_path / engine, ("exposure", "duplicates"), workers=2, engine=engine)
+        result = measure_catalog(tmp_path / engine, ("exposure", "duplicates"), engine=engine)
         assert (result.failed, result.measured) == ((), result.clips)
         found[engine] = by_uid(tmp_path / engine)
     assert found["ray"] == found["local"]
@@ -164,7 +164,7 @@ def test_a_node_that_does_not_see_the_files_is_named(
 ) -> None:
     monkeypatch.setattr(scan, "examine_on_node", ray_child.elsewhere)
     with pytest.raises(UserError, match=f"node {socket.gethostname()} .* does not see {data}/"):
-        scan_sources([Source("d", data)], tmp_path / "there", workers=2, engine="ray")
+        scan_sources([Source("d", data)], tmp_path / "there", engine="ray")
 
 
 @pytest.mark.slow(reason="starts a cluster")
@@ -210,14 +210,14 @@ def test_without_ray_the_error_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"pip install 'reelworks\[ray\]'"):
-        scan_sources([Source("d", data)], tmp_path / "there", workers=2, engine="ray")
+        scan_sources([Source("d", data)], tmp_path / "there", engine="ray")
 
 
 def test_a_cluster_that_does_not_answer_is_named(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pytest.importorskip("ray"), "is_initialized", lambda: False)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(UserError, match=r"RAY_ADDRESS = '127.0.0.1:1': no Ray cluster can be reached"):
-        scan_sources([Source("d", data)], tmp_path / "there", workers=2, engine="ray")
+        scan_sources([Source("d", data)], tmp_path / "there", engine="ray")
 
 
 def test_processes_of_torchrun_do_not_share_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:

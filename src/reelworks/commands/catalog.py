@@ -48,7 +48,6 @@ def scan(
     With the engine of a cluster, files are listed here and examined on all its nodes, which must see the same folders; the
     catalog is the same.
     """
-    from reelworks.core import machine
     from reelworks.data.catalog.config import Source
     from reelworks.data.catalog.scan.scan import ScanReport, scan_sources
     from reelworks.data.catalog.store.store import Catalog
@@ -56,9 +55,7 @@ def scan(
 
     sources = [Source.from_path(path, root=root) for path in paths]
     with show.stdout_for_json(json), show.scan_progress(quiet=json) as on_progress:
-        result = scan_sources(
-            sources, output, workers=workers or machine.cores(), on_progress=on_progress, engine=engine
-        )
+        result = scan_sources(sources, output, workers=workers or 0, on_progress=on_progress, engine=engine)
     summary = summarise(Catalog.open(output).live())
     show.json(ScanReport(result, summary)) if json else _print_scan(result, summary)
 

@@ -159,6 +159,16 @@ def _read_path(value: Any) -> Path:
     raise TypeError
 
 
+def _read_device(value: Any) -> Any:
+    import torch
+
+    device = torch.device(value)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError
+    return device
+
+
+DEVICE = Kind("a device of torch that this machine has", _read_device)
 PATH = Kind("a path", _read_path)
 FILE = Kind("a path", lambda value: str(_read_path(value)))  # as a text
 FLAG = one_of(True, False)
@@ -193,6 +203,12 @@ def check(owner: object, kinds: Mapping[str, Kind]) -> None:
         read = checked_value(name, value, kind)
         if read is not value:
             object.__setattr__(owner, name, read)
+
+
+def refuse_of_recipes(given: Mapping[str, Any], of_recipes: set[str], remedy: str = "leave it out") -> None:
+    """Refuse keys of a config, among those that are given, which have no effect in the library."""
+    for key in sorted(given.keys() & of_recipes):
+        raise UserError("only a recipe uses it", code="key-of-recipes", field=key, value=given[key], remedy=remedy)
 
 
 def checked_value(name: str, value: Any, kind: Kind) -> Any:

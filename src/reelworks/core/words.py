@@ -35,6 +35,10 @@ _TABLES = {
         "caption control duplicates filter loss_mask mask min_sources missing_caption name path rejected repeats root scene_cuts "
         "source trust_list",
     ),
+    "objective": (
+        "ObjectiveConfig",
+        "loss loss_weighting multires_noise_iterations name noise_offset timestep_sampling",
+    ),
     "sound": ("SoundSpec", "missing"),
     "validation": ("DataSpec", "group split"),
 }
@@ -86,6 +90,8 @@ _PHRASES = tuple(
         (r"set it in the recipe, e\.g\. keep_best = \{.*\}", "give one: Retention(keep_best=KeepBest(metric=METRIC))"),
         (r"validate more often with validation\.every_steps", "give it more often: save(..., metrics={...})"),
         (r", or in the recipe data\.measures = .*", ""),
+        (r"export the trained weights with --weights", "export the trained weights: ema=False"),
+        (r"leave --format out", "leave format out"),
         (r"this key is required", "this argument is required"),
         (r"add \S+ to the recipe", "give it"),
         (r"there is no such key", "there is no such argument"),

@@ -190,7 +190,7 @@ class _Footage(NamedTuple):
         _require_own(run, request)
         catalog = run.path / "catalog"  # which the new recipe points to
         sources = [dataset.place for dataset in datasets] + companion_sources(datasets)
-        scan.scan_sources(sources, catalog, workers=machine.cores(), on_progress=on_progress)
+        scan.scan_sources(sources, catalog, on_progress=on_progress)
         found = survey.survey(
             Catalog.open(catalog).live(),
             datasets,

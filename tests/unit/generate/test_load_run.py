@@ -14,7 +14,7 @@ from typing import Any
 import places
 import plan_summaries
 import pytest
-import tiny_recipe
+import saved_run
 import torch
 from PIL import Image
 from refused import refused
@@ -24,40 +24,25 @@ from reelworks.commands import main
 from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.data.checkpoint import read_lock, save
+from reelworks.data.checkpoint import read_lock
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run.events import EventLog
 from reelworks.data.run.folder import RunFolder
 from reelworks.inference.generate import defaults, load_run
 from reelworks.inference.generate.load_run import LoadedModel
 from reelworks.inference.generate.pipeline import GenerateOptions
-from reelworks.training.assembly import build, init_from
+from reelworks.training.assembly import init_from
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.recipe import recipe_file
 from reelworks.training.step import progress
-from reelworks.training.step.state import TrainState
 
-RECIPE = tiny_recipe.least(
-    bucket=[{"resolution": "32x32", "num_frames": [1, 4]}],
-    model={"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
-    text_encoder={"dim": 16, "max_length": 6},
-    precision={"compute": "float32"},
-    train={"max_steps": 4},
-)
+RECIPE = saved_run.RECIPE
 OPTIONS = GenerateOptions(Shape(1, 16, 24), 24.0, 1, 2.0, 0)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with checkpoints of steps 2 and 4, as training leaves it."""
-    folder = RunFolder(tmp_path_factory.mktemp("made") / "run")
-    folder.create()
-    recipe = recipe_file.parse(RECIPE)
-    folder.recipe_file.write_text(recipe_file.dump(recipe), encoding="utf-8")
-    state = TrainState.start(build.denoiser(recipe, torch.device("cpu")), recipe.train)
-    for step in (2, 4):
-        save.save(CheckpointFolder(folder.checkpoints_folder), step, state.state_dict())
-    return folder.path
+    return saved_run.make(tmp_path_factory.mktemp("made") / "run").path
 
 
 @pytest.fixture

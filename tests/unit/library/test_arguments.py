@@ -26,6 +26,7 @@ from reelworks.data.loader.data_spec import DataSpec
 from reelworks.data.media.config import DataConfig
 from reelworks.data.schedule.cost import CostConfig
 from reelworks.inference.generate.export_run import export
+from reelworks.models.objectives.config import ObjectiveConfig
 from reelworks.testing import sample_catalog, sample_dataset, sample_folder
 from reelworks.training.loop.trainer import train
 
@@ -158,16 +159,21 @@ def test_mistakes_that_were_taken_or_told_in_other_words(make: Callable[[], Any]
     assert caught.value.field == field
 
 
+def read_below(folder: str, *owners: str) -> set[str]:
+    """Attributes of objects of these names that modules below a folder read."""
+    return {
+        node.attr
+        for file in (Path(rw.__file__).parent / folder).rglob("*.py")
+        if file.name != "config.py"
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value).split(".")[-1] in owners
+    }
+
+
 def test_a_key_of_data_config_is_used_by_the_library_or_refused() -> None:
     """Refused are those that only a recipe uses, whatever their value; nothing below `data/` reads them."""
     (footage,) = sample_dataset().spec.datasets
-    read = {
-        node.attr
-        for file in (Path(rw.__file__).parent / "data").rglob("*.py")
-        if file.name != "config.py"
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value).split(".")[-1] in ("data", "config", "settings")
-    }
+    read = read_below("data", "data", "config", "settings")
     read |= {"fps"} if "frame_rate" in read else set()
     for key, value in rw.DataConfig().model_dump().items():
         spec = {"datasets": (footage,), "data": rw.DataConfig(**{key: value})}
@@ -176,6 +182,16 @@ def test_a_key_of_data_config_is_used_by_the_library_or_refused() -> None:
         else:
             with refused("key-of-recipes", key):
                 rw.DataSpec(**spec)
+
+
+def test_a_key_of_an_objective_is_used_by_it_or_refused() -> None:
+    read = read_below("models/objectives", "config")
+    for key, value in ObjectiveConfig().model_dump().items():
+        if key in read:
+            rw.objectives.RectifiedFlow(**{key: value})
+        else:
+            with refused("key-of-recipes", key):
+                rw.objectives.RectifiedFlow(**{key: value})
 
 
 def test_what_means_the_same_is_taken(tmp_path: Path) -> None:
@@ -232,6 +248,7 @@ def test_the_table_of_words_has_keys_that_exist() -> None:
         "cost": CostConfig,
         "data": DataConfig,
         "dataset": DatasetConfig,
+        "objective": ObjectiveConfig,
     }
     for table, config in configs.items():
         assert set(words._TABLES[table][1].split()) <= config.model_fields.keys()

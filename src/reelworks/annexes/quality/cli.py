@@ -48,13 +48,12 @@ def measure(
     goes on. docs/how-to/know-your-data.md lists the columns.
     """
     from reelworks.annexes.quality.run import measure_catalog
-    from reelworks.core import machine
 
     with show.stdout_for_json(json), show.clip_progress(quiet=json) as on_progress:
         result = measure_catalog(
             catalog,
             only or (),
-            workers=workers or machine.cores(),
+            workers=workers or 0,
             on_progress=on_progress,
             engine=engine,
             timeout_seconds=timeout,

@@ -89,7 +89,7 @@ def measure_catalog(
     path: str | Path,
     names: Sequence[str] = (),
     *,
-    workers: int,
+    workers: int = 0,
     field: str = "--only",
     on_progress: OnClips | None = None,
     engine: str = executors.LOCAL,
@@ -100,10 +100,10 @@ def measure_catalog(
     Args:
         path: Folder of the catalog.
         names: Names of measures, or entries that name classes; none stands for all that are registered.
-        workers: Number of processes that decode.
+        workers: Number of processes of this machine that decode; 0 for one on each core.
         field: Option or key that the names come from.
         on_progress: Called a few times a second while clips are measured.
-        engine: Engine whose workers decode; any but "local" has a number of its own.
+        engine: Engine whose workers decode.
         timeout_seconds: Time for one clip, after which its process is ended and its measures stay missing.
 
     Raises:

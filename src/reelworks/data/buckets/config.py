@@ -90,6 +90,10 @@ def _bad_entry(name: str, value: object, problem: str, remedy: str) -> UserError
     return UserError(problem, code="bucket-entry-invalid", field=f"bucket.{name}", value=value, remedy=remedy)
 
 
+# Keys that only a recipe uses, for which entries are proposed and batch sizes measured.
+OF_RECIPES = {"max_tokens", "max_batch_size", "tuned"}
+
+
 class BucketsConfig(Config):
     """`[buckets]`: settings of all entries. `buckets = "auto"` is short for `entries = "auto"` in this table."""
 

@@ -17,7 +17,7 @@ from reelworks.core.config import Config, explain
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
 from reelworks.data.buckets import families, sizes
-from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig, parse_ratio
+from reelworks.data.buckets.config import OF_RECIPES, BucketEntryConfig, BucketsConfig, parse_ratio
 from reelworks.data.buckets.entry import Draws, Entry, Recomputation, recomputed_share
 from reelworks.data.buckets.opensora.ratios import COMPUTED_MULTIPLE, Resolution
 
@@ -129,6 +129,7 @@ class BucketTable:
             UserError: A value is invalid; the error names it and what is allowed.
         """
         given = [_validated(BucketEntryConfig, asdict(entry)) for entry in entries]
+        arguments.refuse_of_recipes(settings, OF_RECIPES)
         config = _validated(BucketsConfig, arguments.plain(settings))
         if config.batch_size == "auto":
             raise UserError(

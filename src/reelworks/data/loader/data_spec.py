@@ -11,7 +11,6 @@ import numpy as np
 
 from reelworks.core import arguments, digests
 from reelworks.core.arrays import I64
-from reelworks.core.errors import UserError
 from reelworks.data.buckets import assign
 from reelworks.data.buckets.degrees import Exchange
 from reelworks.data.buckets.table import BucketTable
@@ -71,15 +70,11 @@ class DataSpec:
 
     def __post_init__(self) -> None:
         arguments.check(self, _SPEC)
-        for key in sorted(self.data.model_fields_set & OF_RECIPES) + ["fps"] * (self.data.fps == "model"):
-            loader = "leave it out, and give it to the Loader, or for measures run `reelworks measure` on the catalog"
-            raise UserError(
-                "only a recipe uses it",
-                code="key-of-recipes",
-                field=key,
-                value=getattr(self.data, key),
-                remedy="give the frames per second" if key == "fps" else loader,
-            )
+        loader = "leave it out, and give it to the Loader, or for measures run `reelworks measure` on the catalog"
+        given = self.data.model_dump(include=self.data.model_fields_set)
+        arguments.refuse_of_recipes(given, OF_RECIPES, loader)
+        if self.data.fps == "model":
+            arguments.refuse_of_recipes(given, {"fps"}, "give the frames per second")
         for first, second in combinations(self.datasets, 2):
             if first.dataset_name == second.dataset_name:
                 raise same_name(first.dataset_name, (first.place, second.place))

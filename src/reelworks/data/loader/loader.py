@@ -35,13 +35,6 @@ from reelworks.data.run.folder import RunFolder
 Transform = Callable[[MicroBatch], MicroBatch]
 
 
-def _own_device(value: Any) -> torch.device:
-    device = torch.device(value)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError
-    return device
-
-
 class Loader(IterableDataset[Step]):
     """Steps of decoded micro-batches for one rank, with an exact resume.
 
@@ -106,7 +99,7 @@ class Loader(IterableDataset[Step]):
         num_workers=arguments.whole(0),
         prefetch_bytes=arguments.whole(0),
         decode_timeout=arguments.number(above=0),
-        device=arguments.optional(arguments.Kind("a device of torch that this machine has", _own_device)),
+        device=arguments.optional(arguments.DEVICE),
         record_to=arguments.optional(arguments.PATH),
         max_decode_failures=arguments.number(0, 1),
         all_reduce=arguments.optional(arguments.FUNCTION),

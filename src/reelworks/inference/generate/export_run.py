@@ -9,6 +9,7 @@ from typing import get_args
 from reelworks.core import arguments, log
 from reelworks.core.arguments import checked
 from reelworks.core.errors import UserError
+from reelworks.core.words import named
 from reelworks.data.checkpoint import listing, locate
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run import history
@@ -28,6 +29,7 @@ class Exported:
     files: list[Path]  # the written file, or one for each expert
 
 
+@named(output="target", checkpoint="source", step="source")
 @checked(
     source=arguments.PATH,
     target=arguments.PATH,

@@ -14,6 +14,7 @@ from torch import Tensor
 from reelworks.core import arguments, machine
 from reelworks.core.arguments import checked
 from reelworks.core.errors import UserError
+from reelworks.core.words import named
 from reelworks.data.catalog.sources import source_of
 from reelworks.data.checkpoint import load, locate, read_lock, verify
 from reelworks.data.checkpoint.folder import CheckpointFolder
@@ -30,6 +31,7 @@ from reelworks.training.recipe import preview_model, recipe_file, validation
 from reelworks.training.recipe.recipe import Recipe
 
 
+@named(step="source")
 @checked(source=arguments.PATH, ema=arguments.FLAG)
 def load_model(source: str | Path, *, ema: bool = True) -> LoadedModel:
     """Load the model that a run has trained, to generate with it; a LoRA on the model of the recipe's previews.

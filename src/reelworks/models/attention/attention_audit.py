@@ -143,13 +143,7 @@ class AttentionReport(ReplacedKernels):
         yield from self.quicker_lines()
 
 
-def _read_device(value: Any) -> torch.device:
-    if not isinstance(value, str | torch.device):
-        raise TypeError
-    return torch.device(value)
-
-
-@checked(step=arguments.FUNCTION, device=arguments.optional(arguments.Kind("a device of torch", _read_device)))
+@checked(step=arguments.FUNCTION, device=arguments.optional(arguments.DEVICE))
 def check_attention(step: Callable[[], object], *, device: torch.device | str | None = None) -> AttentionReport:
     """Run a forward and backward pass, and compare each of its attention calls with exact attention.
 

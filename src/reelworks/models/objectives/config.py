@@ -30,6 +30,12 @@ _FLOW_WEIGHTINGS = ("sigma-sqrt", "cosmap", "bell")
 _LOSS_KEYS = ("loss", "loss_weighting")
 _NOISE_KEYS = ("noise_offset", "multires_noise_iterations", "input_perturbation")  # which others belong to
 _DIFFUSION_NOISE_KEYS = ("adaptive_noise_scale", "multires_noise_iterations")
+# Keys that only a recipe uses: they are about the noise and the conditions that a training draws.
+OF_RECIPES = {
+    *("mask_ratios", "caption_dropout", "crop_conditioning", "target_guidance_scale", "dpo_beta"),
+    *(*_NOISE_KEYS, "noise_offset_random_strength", "noise_offset_probability", "adaptive_noise_scale"),
+    "multires_noise_discount",
+}
 # Keys that belong to values of another key, or to any of it but 0.
 _BELONGS_TO: dict[str, tuple[str, tuple[str, ...]]] = {
     **dict.fromkeys(

@@ -20,9 +20,12 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from reelworks.core import arguments
+from reelworks.core.arguments import checked
 from reelworks.core.config import explain
+from reelworks.core.errors import UserError
+from reelworks.core.words import named
 from reelworks.models.objectives import ddpm, iddpm, loss_terms, rectified_flow, timesteps
-from reelworks.models.objectives.config import NUM_TIMESTEPS, ObjectiveConfig
+from reelworks.models.objectives.config import NUM_TIMESTEPS, OF_RECIPES, ObjectiveConfig
 
 
 class _ByDistance(ABC):
@@ -70,10 +73,13 @@ class RectifiedFlow(_ByDistance):
     """Rectified flow: straight lines from noise to data, and the velocity along them (`models.objectives.rectified_flow`).
 
     Args:
-        config: The recipe's `[objective]`; if given, the keywords are ignored.
+        config: A recipe's `[objective]`, whose keys the keywords replace.
         shift: "auto" moves timesteps towards noise for large and long clips, "opensora-2.0" by the rule of that release,
-            "none" leaves them unchanged, a number is a fixed ratio.
-        **settings: Other keys of `[objective]`, such as `timestep_sampling`.
+            "none" leaves them unchanged, a number is a fixed ratio; None for that of the config, which is "auto".
+        **settings: Other keys of `[objective]`, such as `timestep_sampling`, of timesteps and losses.
+
+    Raises:
+        UserError: A keyword is invalid, or the config is of another objective.
 
     Examples:
         >>> import torch, reelworks as rw
@@ -84,17 +90,24 @@ class RectifiedFlow(_ByDistance):
 
     learns_variance = False
 
+    @named(timestep_shift="shift")
+    @checked(config=arguments.optional(arguments.a(ObjectiveConfig)))
     def __init__(
         self,
         config: ObjectiveConfig | None = None,
         *,
-        shift: float | Literal["auto", "opensora-2.0", "none"] = "auto",
+        shift: float | Literal["auto", "opensora-2.0", "none"] | None = None,
         **settings: Any,
     ) -> None:
+        arguments.refuse_of_recipes(settings, OF_RECIPES)
+        given = settings if shift is None else dict(**settings, timestep_shift=shift)
+        self.config = config or ObjectiveConfig()
         try:
-            self.config = config or ObjectiveConfig.model_validate({"timestep_shift": shift, **settings})
+            if given:
+                self.config = ObjectiveConfig.model_validate(self.config.model_dump() | arguments.plain(given))
         except ValidationError as refused:
             raise explain(refused, ObjectiveConfig) from refused
+        _require_own(self.config, "rectified-flow", "name" if "name" in settings else "config")
 
     def shift_ratio(
         self, *, height: int, width: int, num_frames: int, latent_frames: int, latent_area: int | None = None
@@ -164,6 +177,10 @@ class Ddpm(_ByDistance):
 
     def __post_init__(self) -> None:
         arguments.check(self, {"prediction": ddpm.PREDICTION})
+        own = next(name for name, prediction in PREDICTIONS.items() if prediction == self.prediction)
+        if self.config == ObjectiveConfig():
+            object.__setattr__(self, "config", self.config.model_copy(update={"name": own}))
+        _require_own(self.config, own, "config")
 
     def noised(self, x0: Tensor, noise: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
         """Blend latents with noise; conditioning frames stay clean."""
@@ -186,6 +203,18 @@ class Ddpm(_ByDistance):
 
 Objective = RectifiedFlow | Iddpm | Ddpm
 PREDICTIONS: dict[str, ddpm.Prediction] = {"epsilon": "epsilon", "v-prediction": "v"}
+
+
+def _require_own(config: ObjectiveConfig, name: str, argument: str) -> None:
+    """Refuse the config of another objective, whose keys would have no effect."""
+    if config.name != name:
+        raise UserError(
+            f"these settings are of another objective, {config.name}",
+            code="argument-invalid",
+            field=argument,
+            value=config.name,
+            remedy=f'give name="{name}", or make that objective: from_config(ObjectiveConfig(name="{config.name}"))',
+        )
 
 
 def from_config(config: ObjectiveConfig) -> Objective:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from reelworks.core import arguments, log
 from reelworks.core.arguments import checked
+from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.core.words import of_recipe
 from reelworks.data.catalog.scan.scan import ScanProgress
@@ -86,7 +87,7 @@ def train(
 
     Args:
         recipe: The recipe, or its TOML file.
-        overrides: Texts `a.b=value` that change what the file says.
+        overrides: Texts `a.b=value` that change what the file says; for a file only.
         resume: "auto" (the newest good checkpoint), "never", or a step.
         restart_data: Begin the data again, and keep weights and step count.
 
@@ -99,6 +100,14 @@ def train(
     request = TrainRequest(resume=resume, restart_data=restart_data, overrides=tuple(overrides))
     if not isinstance(recipe, Recipe):
         recipe = recipe_file.load(Path(recipe), overrides)
+    elif overrides:
+        raise UserError(
+            "they change what a file says, and a recipe is given that was read already",
+            code="argument-invalid",
+            field="overrides",
+            value=list(overrides),
+            remedy="give the recipe's file, or a recipe that says so",
+        )
     return run(recipe, request)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.core import annexes, machine, trust
+from reelworks.core import annexes, trust
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry
 from reelworks.core.words import of_recipe
@@ -240,14 +240,13 @@ def scan_recipe(
     trust.require(recipe.data.measures, MEASURES)
     sources = [d.place for d in recipe.dataset] + companion_sources(recipe.dataset)
     folder = Path(recipe.catalog_folder)
-    scanned = scan_sources(sources, folder, workers=machine.cores(), on_progress=on_progress, engine=engine)
+    scanned = scan_sources(sources, folder, on_progress=on_progress, engine=engine)
     if not recipe.data.measures:
         required_columns.warn(recipe.dataset, Catalog.open(folder))
         return scanned
     columns = annexes.measuring()(
         folder,
         recipe.data.measures,
-        workers=machine.cores(),
         field=MEASURES,
         on_progress=None if on_progress is None else lambda *n: on_progress(MeasureProgress(*n)),
         engine=engine,

@@ -98,17 +98,17 @@ def scan_sources(
     sources: Sequence[Source],
     catalog_path: Path,
     *,
-    workers: int,
+    workers: int = 0,
     on_progress: Callable[[ScanProgress], None] | None = None,
     engine: str = executors.LOCAL,
 ) -> ScanResult:
     """Scan folders and lists into a catalog, which is created if missing; its other datasets are not changed.
 
     Args:
-        workers: Number of threads, or of processes if at least `PROCESSES_FROM` files must be opened, or one may end the scan.
+        workers: Number of threads of this machine, or of processes if at least `PROCESSES_FROM` files must be opened, or one
+            may end the scan; 0 for one on each core.
         on_progress: Called a few times a second and once at the end, if any file must be examined.
-        engine: Engine whose workers examine the files; any but "local" has a number of its own. They are listed, and the
-            catalog is written, here.
+        engine: Engine whose workers examine the files, which are listed, and the catalog is written, here.
 
     Raises:
         UserError: There is no such engine, or a file or folder is not as it has to be.

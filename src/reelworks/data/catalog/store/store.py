@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from reelworks.core import arguments, blocks, machine
+from reelworks.core import arguments, blocks
 from reelworks.core.arguments import checked
 from reelworks.core.arrays import F64, I64, U64
 from reelworks.core.config import Config
@@ -84,8 +84,8 @@ class Catalog:
             folders: One folder or list, or several by the name of their dataset; or `DatasetConfig`s, as `DataSpec` takes
                 them, whose folders of companions are read too.
             to: Folder of the catalog; created if it does not exist. Unchanged files are not opened again.
-            workers: Number of threads or processes that read files; 0 uses one for each core.
-            engine: "local" reads the files on this machine; another name, on all workers of that engine, whatever `workers` is.
+            workers: Number of threads or processes of this machine that read files; 0 uses one for each core.
+            engine: "local" reads the files on this machine; another name, on all workers of that engine.
 
         Raises:
             UserError: A folder is missing or holds no media, the catalog cannot be written, or there is no such engine.
@@ -108,7 +108,7 @@ class Catalog:
             for d, place in zip(datasets, sources, strict=True)
             for source in companions.sources(place, d.companions)
         ]
-        scan.scan_sources(sources, Path(to), workers=workers or machine.cores(), engine=engine)
+        scan.scan_sources(sources, Path(to), workers=workers, engine=engine)
         return cls.open(to)
 
     @classmethod
