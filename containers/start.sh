@@ -8,13 +8,14 @@
 #   RECIPE           a recipe in the folder to train; after an interruption, the next start resumes it
 set -eu
 
-WORKSPACE=${WORKSPACE:-/workspace}
+mkdir -p "${WORKSPACE:=/workspace}"
+cd "$WORKSPACE"
+WORKSPACE=$PWD # absolute, as are the paths that are made of it
 PORT=${PORT:-8384}
 export XDG_CACHE_HOME=${XDG_CACHE_HOME:-$WORKSPACE/.cache}
 export XDG_STATE_HOME=${XDG_STATE_HOME:-$WORKSPACE/.state}
 export HF_HOME=${HF_HOME:-$XDG_CACHE_HOME/huggingface}
 mkdir -p "$XDG_STATE_HOME"
-cd "$WORKSPACE"
 
 if [ -z "${REELWORKS_TOKEN:-}" ]; then
 	kept=$XDG_STATE_HOME/token

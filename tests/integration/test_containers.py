@@ -214,6 +214,19 @@ def test_a_page_that_crashes_ends_the_container_when_its_trainings_have_saved(tm
     assert {b"saved", b"asked"} <= set(read(tmp_path / "log").splitlines())
 
 
+def test_a_folder_is_named_from_where_the_start_is(tmp_path: Path) -> None:
+    """Paths in it stay those of that folder, though the page and the training run within."""
+    stand_in(tmp_path, "exit 2")
+    variables = {"WORKSPACE": "new/work", "PATH": f"{tmp_path}:{os.environ['PATH']}", "PORT": "1"}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")} | variables
+    done = subprocess.run(
+        ["bash", str(ROOT / "containers" / "start.sh")], cwd=tmp_path, env=env, capture_output=True, timeout=60
+    )
+    assert done.returncode == 2, done.stderr  # that of the page
+    assert [file.name for file in (tmp_path / "new" / "work" / ".state").iterdir()] == ["token"]
+    assert [file.name for file in (tmp_path / "new" / "work").iterdir()] == [".state"]
+
+
 @pytest.mark.slow
 def test_each_line_of_the_image_can_be_typed(tmp_path: Path) -> None:
     """In a bare environment; packages of the system are looked up where there is apt."""
