@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
+import shlex
 import subprocess
 import tomllib
 import venv
@@ -11,11 +13,16 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from reelworks.testing import sample_folder
 
 ROOT = Path(__file__).parents[2]
-LIBRARY = ("numpy", "psutil", "pyarrow", "av", "pillow", "pydantic", "xxhash", "fsspec")
+PAGE = ROOT / "docs" / "how-to" / "use-the-library.md"
+# What its line installs, without torch.
+(LINE,) = re.findall(r"^pip install (numpy .*) torch$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+LIBRARY = [Requirement(one) for one in shlex.split(LINE)]
+NAMES = [one.name for one in LIBRARY]
 
 
 def with_requirements(*names: str) -> dict[str, importlib.metadata.Distribution]:
@@ -68,8 +75,15 @@ def run(python: Path, *arguments: str | Path, at: Path, **settings: str) -> str:
     return done.stdout + done.stderr
 
 
+def test_the_line_of_the_page_has_the_upper_bounds_of_the_package() -> None:
+    """pip, which is told to leave the package's own out, takes the newest version that the line allows."""
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    bounded = {one.name: one.specifier for one in map(Requirement, needed) if "<" in str(one.specifier)}
+    assert [one.specifier for one in LIBRARY] == [bounded.get(one.name, SpecifierSet()) for one in LIBRARY]
+
+
 def test_an_epoch_is_planned_without_torch(tmp_path: Path) -> None:
-    python = environment(tmp_path / "venv", *LIBRARY)
+    python = environment(tmp_path / "venv", *NAMES)
     planned = run(python, ROOT / "examples" / "plan_only.py", sample_folder(), at=tmp_path)
     assert "epoch 0: 1 steps of 12 clips" in planned
     assert "captions that are not UTF-8 are left out, as their encoding is not known: pip install chardet" in planned
@@ -78,7 +92,7 @@ def test_an_epoch_is_planned_without_torch(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_loop_of_its_own_needs_torch_beside(tmp_path: Path) -> None:
     """Every module of the library can be imported, and a training on two processes saves and goes on with one."""
-    python = environment(tmp_path / "venv", *LIBRARY, "torch")
+    python = environment(tmp_path / "venv", *NAMES, "torch")
     number, *others = run(python, "-c", IMPORTED, at=tmp_path).split()
     assert int(number) > 100
     assert not others
