@@ -6,6 +6,8 @@ PYTHON ?= python3
 WORKERS ?= 4
 VENV := .venv
 STAMP := $(VENV)/.installed
+# As requires-python of pyproject.toml says.
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 # The program without the tools of development, which is all that a demo needs.
 PROGRAM := $(VENV)/.program
 # Test processes share the cores; more threads in each would only wait for one another. Compiled modules are kept even
@@ -39,12 +41,12 @@ install: $(STAMP)
 
 define make_venv
 @command -v "$(PYTHON)" >/dev/null || { \
-	echo "error: there is no $(PYTHON); install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3"; \
+	echo "error: there is no $(PYTHON); install Python 3.11 to 3.13, or name one: make PYTHON=/path/to/python3"; \
 	exit 1; }
-@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	echo "error: $$("$(PYTHON)" --version) is too old; name Python 3.11 or newer: make PYTHON=/path/to/python3.11"; \
+@"$(PYTHON)" -c '$(SUPPORTED)' || { \
+	echo "error: $$("$(PYTHON)" --version) is not Python 3.11 to 3.13; name one that is: make PYTHON=/path/to/python3.11"; \
 	exit 1; }
-@if [ ! -x $(VENV)/bin/pip ] || ! $(VENV)/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+@if [ ! -x $(VENV)/bin/pip ] || ! $(VENV)/bin/python -c '$(SUPPORTED)'; then \
 	"$(PYTHON)" -m venv --clear $(VENV) || { \
 		echo "error: no virtual environment could be made; on Debian and Ubuntu: apt install python3-venv"; \
 		exit 1; }; \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import tomllib
 from collections import defaultdict
@@ -9,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import reelworks
@@ -24,6 +26,47 @@ def test_the_changelog_and_the_citation_name_the_version_and_its_day() -> None:
     number, day = re.findall(r"^## \[([\d.]+)\] - (\S+)$", read("CHANGELOG.md"), re.MULTILINE)[0]
     assert reelworks.__version__ == number
     assert f"\nversion: {number}\ndate-released: {day}\n" in read("CITATION.cff")
+
+
+TEXTS = (".md", ".yaml", ".sh", ".sbatch", ".ipynb")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYTHONS = [f"3.{minor}" for minor in range(50) if f"3.{minor}.0" in SpecifierSet(PROJECT["requires-python"])]
+
+
+def test_all_say_the_same_versions_of_python() -> None:
+    listed = [one.rpartition(" ")[2] for one in PROJECT["classifiers"] if "Python :: 3." in one]
+    assert listed == PYTHONS
+    (lowest, highest), makefile = (PYTHONS[0], PYTHONS[-1]), read("Makefile")
+    first, *_, last = [tuple(map(int, version.split("."))) for version in PYTHONS]
+    assert f"{first} <= sys.version_info < {(3, last[1] + 1)}" in makefile
+    pages = [ROOT / "README.md", ROOT / "README.zh.md", *(ROOT / "docs").rglob("*.md")]
+    for text in (makefile, *(page.read_text(encoding="utf-8") for page in pages)):
+        assert not re.search(r"Python 3\.[\d.]+ (or (newer|later)|或)", text)
+        assert {*re.findall(r"Python (3\.[\d.]+) (?:to|至) (3\.\d+)", text)} <= {(lowest, highest)}
+
+
+def test_the_versions_that_the_tests_pass_with_work_with_the_lowest_python() -> None:
+    """Of those that are installed here; pip finds no set of versions there otherwise."""
+    installed = {canonicalize_name(one.name): one for one in importlib.metadata.distributions()}
+    pinned = [Requirement(line) for line in read("constraints.txt").splitlines() if not line.startswith("#")]
+    here = [
+        one
+        for pin in pinned
+        if (one := installed.get(canonicalize_name(pin.name))) is not None and one.version in pin.specifier
+    ]
+    assert len(here) > 100
+    wanted = {one.name: one.metadata["Requires-Python"] or "" for one in here}
+    assert [name for name, versions in wanted.items() if f"{PYTHONS[0]}.0" not in SpecifierSet(versions)] == []
+
+
+def test_no_first_command_installs_what_no_index_has() -> None:
+    """Where Reelworks is installed, its name with an extra works, as sentences say; a block takes a checkout."""
+    pages = [page for folder in ("docs", "examples") for page in (ROOT / folder).rglob("*.*") if page.suffix in TEXTS]
+    lines = [line.strip() for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
+    typed = [line for line in lines if line.startswith("pip install ")]
+    typed += re.findall(r"pip install [^`&]*", read("README.md") + read("README.zh.md"))
+    assert len(typed) > 8
+    assert [line for line in typed if "reelworks" in line] == []
 
 
 def test_without_torch_everything_else_that_the_package_needs_is_installed() -> None:

@@ -60,7 +60,7 @@ NOT_TYPED: dict[str, dict[str, str]] = {
             "VBench is a program of its own, with gigabytes of models"
         )
     },
-    "docs/how-to/move-here.md": {'pip install "reelworks[import]"': "installs from a package index"},
+    "docs/how-to/move-here.md": {'pip install ".[import]"': "installs from a package index"},
     "docs/how-to/store-latents.md": {"reelworks encode recipe.toml --engine ray": RAY},
     "docs/how-to/train-a-lora.md": {
         "reelworks new lora --weights FILE": "names an option",
@@ -68,7 +68,7 @@ NOT_TYPED: dict[str, dict[str, str]] = {
     },
     "docs/how-to/train-with-sound.md": {"reelworks plan --rejected": "names an option"},
     "docs/how-to/use-a-ray-cluster.md": {
-        "pip install 'reelworks[ray]'": "installs from a package index",
+        "pip install '.[ray]'": "installs from a package index",
         "ray start --head": RAY,
         "export RAY_ADDRESS=10.0.0.1:6379": RAY,
         "reelworks scan /data/footage -o catalog --engine ray": RAY,
@@ -76,11 +76,11 @@ NOT_TYPED: dict[str, dict[str, str]] = {
         "reelworks encode recipe.toml": "store-latents.md has it too",
     },
     "docs/how-to/use-the-library.md": {
-        'pip install numpy pyarrow "av>=18,<19" pillow pydantic xxhash fsspec torch': "installs from a package index",
-        "pip install --no-deps reelworks": "installs from a package index",
+        'pip install numpy psutil pyarrow "av>=18.1,<19" pillow pydantic xxhash fsspec torch': "installs from a package index",
+        "pip install --no-deps .": "installs from a package index",
     },
     "docs/how-to/use-the-page.md": {
-        'pip install "reelworks[page]"': "installs from a package index",
+        'pip install ".[page]"': "installs from a package index",
         "reelworks ui . /data/footage": "names a folder at the root of the disk",
     },
     "docs/how-to/watch-a-run.md": {"reelworks train --debug": "names an option"},

@@ -56,7 +56,7 @@ def open_set(registered: Container[str]) -> WrapValidator:
 class Config(BaseModel):
     """Base of all configs: plain values; runtime objects are arguments of the owning package's `build(...)`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
 if TYPE_CHECKING:

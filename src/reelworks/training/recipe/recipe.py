@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Literal, Self
 
-from pydantic import Field, ModelWrapValidatorHandler, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+from pydantic.functional_validators import ModelWrapValidatorHandler
 
 from reelworks.core.config import Config, Place, Private
 from reelworks.core.errors import UserError

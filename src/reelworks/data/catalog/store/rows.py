@@ -167,7 +167,7 @@ class CatalogRows:
 
     def _whole(self, name: str) -> Any:
         kind, is_text = schema.field(name).type, schema.is_text(name)
-        dtype = None if is_text else kind.to_pandas_dtype()
+        dtype = None if is_text else pa.array([], kind).to_numpy(zero_copy_only=False).dtype
         mapped = None if self._kept is None else self._kept.get(name, lambda: self._chunks(name, None), dtype)
         if mapped is not None:
             return mapped
