@@ -144,7 +144,7 @@ def test_an_export_of_two_experts_replaces_neither_of_their_files(tmp_path: Path
     run.recipe_file.write_text(recipe_file.dump(recipe_file.parse(recipe)), encoding="utf-8")
     save.save(CheckpointFolder(run.checkpoints_folder), 2, {"model": {"w": torch.zeros(2)}})
     (tmp_path / there).write_bytes(b"of before")
-    with refused("output-file-invalid", "output", says=there):
+    with refused("output-file-invalid", "target", says=there):
         export_run.export(run.path, tmp_path / "out.safetensors", ema=False)
     assert (tmp_path / there).read_bytes() == b"of before"
 
