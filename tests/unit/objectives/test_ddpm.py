@@ -1,5 +1,7 @@
 """Diffusion by 1000 steps is that of diffusers' schedulers: noise, targets and what follows from a prediction."""
 
+import itertools
+
 import diffusers
 import pytest
 import torch
@@ -111,6 +113,44 @@ def test_sampling_from_pure_noise_is_that_of_diffusers():
     wanted = scheduler.step(network(noise, torch.tensor([999.0]), None), 999, noise, eta=0.0).pred_original_sample
     found = diffusion.sample_ddim(network, noise, "v", num_steps=1, guidance_scale=1.0, zero_snr=True)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def of_diffusers(prediction):
+    return diffusers.DDIMScheduler(
+        **SCHEDULE,
+        prediction_type={"epsilon": "epsilon", "v": "v_prediction"}[prediction],
+        timestep_spacing="trailing",
+        clip_sample=False,
+    )
+
+
+@pytest.mark.parametrize("steps", [1, 3, 7, 30, 48, 300])
+@pytest.mark.parametrize("prediction", ["epsilon", "v"])
+def test_each_step_of_ddim_is_that_of_diffusers(prediction, steps):
+    """With trailing steps. diffusers goes down by 1000 // steps from each, which misses the next one unless steps divides 1000,
+    so it is told how far that is."""
+    scheduler, asked, z = of_diffusers(prediction), [], draw(1, 2, 1, 4, 4).double()
+    scheduler.set_timesteps(steps)
+
+    def network(z, t):
+        asked.append(t.item())
+        return torch.tanh(z)
+
+    found = functions.ddim(network, z, prediction=prediction, steps=steps)
+    assert asked == scheduler.timesteps.tolist()
+    for now, after in itertools.pairwise([*scheduler.timesteps.tolist(), -1]):
+        scheduler.register_to_config(num_train_timesteps=(now - after) * steps)
+        z = scheduler.step(torch.tanh(z), now, z).prev_sample
+    torch.testing.assert_close(found, z, rtol=1e-4, atol=1e-4)
+
+
+def test_the_steps_of_ddim_are_those_of_diffusers_however_many():
+    scheduler = of_diffusers("v")
+    for steps in range(1, 64):  # 48 has steps that lie midway, and 61 one below 0
+        scheduler.set_timesteps(steps)
+        asked = []
+        functions.ddim(lambda z, t, asked=asked: asked.append(t.item()) or z, draw(1, 1, 1, 1, 1), steps=steps)
+        assert asked == [step for step in scheduler.timesteps.tolist() if step >= 0]
 
 
 @pytest.mark.parametrize("name", ["epsilon", "rectified-flow", "iddpm"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,16 +28,21 @@ def sample_ddim(
     guidance_scale: float,
     zero_snr: bool = False,
 ) -> Tensor:
-    """Return the latents sampled from standard normal noise in `num_steps` evenly spread steps of the 1000."""
+    """Return the latents sampled from standard normal noise in `num_steps` evenly spread steps of the 1000.
+
+    They are those of diffusers' `timestep_spacing="trailing"`, from the last one down; each goes to the next, the last to no noise.
+    """
     require_steps("epsilon", num_steps)
     z = noise_BCTHW
-    times = torch.linspace(ddpm.NUM_STEPS - 1, 0, num_steps + 1, dtype=torch.float32, device="cpu").round()
+    # As numpy rounds them there, also where a step lies midway; for some numbers of steps it adds one below 0.
+    spread = np.arange(ddpm.NUM_STEPS, 0, -ddpm.NUM_STEPS / num_steps)[:num_steps].round() - 1
+    times = torch.tensor([*spread.tolist(), -1], dtype=torch.float32, device="cpu")
     for now, after in itertools.pairwise(times):
         t_B = now.expand(len(z)).to(z.device)
         cond, uncond = with_and_without(network, z, t_B)
         clean, noise = ddpm.read(prediction, uncond + guidance_scale * (cond - uncond), z, t_B, zero_snr)
-        data_weight, noise_weight = ddpm.weights(after.expand(len(z)).to(z.device), zero_snr)
-        z = (clean if after == 0 else data_weight * clean + noise_weight * noise).to(z.dtype)
+        data_weight, noise_weight = ddpm.weights(after.clamp(min=0).expand(len(z)).to(z.device), zero_snr)
+        z = (clean if after < 0 else data_weight * clean + noise_weight * noise).to(z.dtype)
     return z
 
 

@@ -68,7 +68,7 @@ def ddim(
     Args:
         model: Model that predicts noise or v, with the condition.
         noise: `[B, C, T, H, W]` standard normal noise.
-        steps: Number of the 1000 steps to use.
+        steps: Number of the 1000 steps to use: those that diffusers' `timestep_spacing="trailing"` takes.
         guidance_scale: Strength of the condition; 1 is no guidance.
         unconditional: Model without the condition; needed for guidance only.
         zero_terminal_snr: Whether the last of the 1000 steps was pure noise in training; needs v.
