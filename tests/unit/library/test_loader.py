@@ -15,7 +15,7 @@ from PIL import Image
 from refused import refused
 
 import reelworks as rw
-from reelworks.testing import sample_catalog, sample_dataset
+from reelworks.testing import sample_catalog, sample_dataset, sample_folder
 
 
 @pytest.fixture
@@ -200,6 +200,22 @@ def test_the_environment_tells_the_rank(monkeypatch: pytest.MonkeyPatch) -> None
 def test_ours_resumes_exactly_in_workers_and_over_epochs(footage: Path) -> None:
     data = dataset_of(footage)
     rw.testing.assert_exact_resume(lambda: rw.Loader(data, micro_batches_per_step=2), steps=12, at=[0, 3, 4, 9])
+
+
+@pytest.mark.parametrize("repeats", [1, 1.5, 10])
+def test_a_clip_that_is_shown_several_times_counts_once_where_clips_are_told(repeats: float) -> None:
+    footage = rw.DatasetConfig(path=str(sample_folder()), repeats=repeats)
+    dataset = rw.Dataset(sample_catalog(), TABLE, rw.DataSpec((footage,), split=1.0))
+    with refused("empty-epoch", "split", says="12 of 12 clips are held out"):
+        rw.Loader(dataset)
+    large = rw.BucketTable.from_entries(
+        [rw.BucketEntry("2160p", num_frames=[65])], geometry=rw.Geometry((4, 8, 8), (1, 2, 2))
+    )
+    with refused("empty-epoch", "entries") as caught:
+        rw.Loader(unfit := rw.Dataset(sample_catalog(), large, rw.DataSpec((footage,))))
+    told = {reason: int(number) for reason, number in re.findall(r"([a-z_]+): (\d+)", caught.value.problem)}
+    assert told == rw.plan(unfit).rejected.by_reason()
+    assert sum(told.values()) == 12
 
 
 def test_clips_that_are_left_out_are_told_once_by_the_first_rank_and_named(tmp_path, caplog):

@@ -9,6 +9,7 @@ import numpy as np
 
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.assign import Reason
+from reelworks.data.loader import left_out
 from reelworks.data.loader.data_spec import DataSpec
 from reelworks.data.loader.dataset import Dataset
 from reelworks.data.schedule.cursor import RUN_START, Aliases, Cursor, Excluded, StageStart
@@ -133,18 +134,18 @@ def next_epoch(
 
 def no_steps(data: Dataset, epoch: int = 0) -> UserError:
     """Return the error for an epoch without a step, with the clips of every entry and a remedy."""
-    result, _ = data.assignment(epoch)
+    result, row = data.assignment(epoch)
+    clips = {left.reason: len(left.row) for left in left_out.by_reason(result, row)}
+    total = len(np.unique(row))
     for kind, (problem, key, value, remedy) in _settings(data.spec).items():
-        count, total = int((result.reason == kind).sum()), len(result.reason)
-        if 2 * count > total:  # one setting leaves out most of the clips
+        if 2 * (count := clips.get(kind, 0)) > total:  # one setting leaves out most of the clips
             problem = f"{count} of {total} clips {problem} (reason {kind.label}), so an epoch would have no step"
             return UserError(problem, code="empty-epoch", field=key, value=value, remedy=remedy)
     lines = []
     for index, entry in enumerate(data.table.entries):
         inside = np.isin(result.bucket, data.table.of_entry(index)) & (result.reason == Reason.NONE)
-        lines.append(f"{entry}: {int(inside.sum())} clips")
-    clips = {reason.label: int((result.reason == reason).sum()) for reason in list(Reason)[1:]}  # all but NONE
-    reasons = [f"{label}: {n}" for label, n in clips.items() if n]
+        lines.append(f"{entry}: {len(np.unique(row[inside]))} clips")
+    reasons = [f"{reason.label}: {n}" for reason, n in clips.items()]
     fits = (result.reason == Reason.NOT_DRAWN).any()
     may_draw = fits or not all(entry.is_used for entry in data.table.entries)
     problem = "no clip that fits a bucket is drawn" if fits else "no clip fits any bucket"
