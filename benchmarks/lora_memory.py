@@ -59,7 +59,7 @@ def measure(args: argparse.Namespace, lora: dict[str, Any], offload: bool) -> tu
         )
         mesh.shard(
             denoiser.module,
-            denoiser.sharding().blocks,
+            denoiser.sharding().units,
             denoiser.contract,
             world,
             Layout.from_strategy("fsdp", world.size),

@@ -38,7 +38,7 @@ def check(name, world, strategy="fsdp", **kinds):
     wanted = gradients(contract.build(name, **kinds), inputs)
     sharded = contract.build(name, **kinds)
     mesh.shard(
-        sharded.module, sharded.sharding().blocks, sharded.contract, world, Layout.from_strategy(strategy, world.size)
+        sharded.module, sharded.sharding().units, sharded.contract, world, Layout.from_strategy(strategy, world.size)
     )
     own = inputs.each(lambda value: value[world.rank : world.rank + 1])
     found = gradients(sharded, own)
@@ -54,7 +54,7 @@ def check_lowered(name, world):
     wanted = gradients(contract.build(name, **kinds), inputs)
     sharded = contract.build(name, **kinds)
     mesh.shard(
-        sharded.module, sharded.sharding().blocks, sharded.contract, world, Layout.from_strategy("fsdp", world.size)
+        sharded.module, sharded.sharding().units, sharded.contract, world, Layout.from_strategy("fsdp", world.size)
     )
     stored = {p.dtype for p in sharded.module.parameters()}
     assert stored == {torch.bfloat16, torch.float32}, stored

@@ -160,8 +160,8 @@ def test_weights_in_cpu_memory_train_as_on_the_device(device: str, name: str) ->
     _train(plain, inputs)
     with mesh.join(offload=True) as world:
         assert (world.device.type, world.home.type) == (device, "cpu")
-        blocks = offloaded.sharding().blocks
-        mesh.shard(offloaded.module, blocks, offloaded.contract, world, Layout.from_strategy("fsdp", 1))
+        units = offloaded.sharding().units
+        mesh.shard(offloaded.module, units, offloaded.contract, world, Layout.from_strategy("fsdp", 1))
         _train(offloaded, inputs)
         found = [mesh.local(p.detach()).cpu() for p in offloaded.module.parameters()]
     assert {p.device.type for p in offloaded.module.parameters()} == {"cpu"}

@@ -58,7 +58,7 @@ def _steps(name: str, layout: Layout, compute: Any, world: Any) -> str:
     from reelworks.training.step.state import TrainState
 
     denoiser = contract.build("stdit3-tiny", compute=compute)
-    mesh.shard(denoiser.module, denoiser.sharding().blocks, denoiser.contract, world, layout)
+    mesh.shard(denoiser.module, denoiser.sharding().units, denoiser.contract, world, layout)
     keys = {"max_steps": 9, "optimizer": name, "learning_rate": RATES.get(name, 1e-3)}
     state = TrainState.start(denoiser, TrainConfig.model_validate(keys))
     inputs: DenoiserInputs = contract.example(contract.shapes("stdit3-tiny")[0], "stdit3-tiny", batch=1)

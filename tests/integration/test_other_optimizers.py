@@ -150,7 +150,7 @@ def _compare_with_copies(recipe: dict[str, Any]) -> None:
             alone, copied = (build.denoiser(parsed, torch.device("cpu")) for _ in range(2))
             mesh.shard(
                 copied.module,
-                copied.sharding().blocks,
+                copied.sharding().units,
                 copied.contract,
                 world,
                 Layout.from_strategy("replicated", world.size),
@@ -197,7 +197,7 @@ def _compare_with_shards(recipe: dict[str, Any], strategy: str) -> None:
             keys = {"max_steps": 9, "optimizer": name, "weight_decay": 0.01, "learning_rate": 1e-2}
             alone, shared = (build.denoiser(parsed, torch.device("cpu")) for _ in range(2))
             layout = Layout.from_strategy(strategy, world.size, 2)
-            mesh.shard(shared.module, shared.sharding().blocks, shared.contract, world, layout)
+            mesh.shard(shared.module, shared.sharding().units, shared.contract, world, layout)
             states = [TrainState.start(one, TrainConfig.model_validate(keys)) for one in (alone, shared)]
             before = [p.detach().clone() for p in alone.module.parameters()]
             lowered = [key for key, value in states[1].optimizer.tensors().items() if value.dtype == torch.uint8]

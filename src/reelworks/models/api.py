@@ -120,9 +120,20 @@ class TextEmbedding(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardingPlan:
-    """Modules that are sharded, checkpointed and compiled as units, outermost last."""
+    """What of a network is sharded, checkpointed and compiled by itself.
+
+    Attributes:
+        blocks: Its blocks, of which none holds another one, those of a list in order of use.
+        networks: Networks that hold blocks, and of which one is called without the others; none if there is one alone.
+    """
 
     blocks: Sequence[nn.Module]
+    networks: Sequence[nn.Module] = ()
+
+    @property
+    def units(self) -> list[nn.Module]:
+        """What is sharded as units, outermost last."""
+        return [*self.blocks, *self.networks]
 
 
 class Denoiser(Protocol):

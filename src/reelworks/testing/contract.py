@@ -214,7 +214,7 @@ def check_dtypes(name: str) -> None:
         run(inputs)
     if exact.runs_on_meta:
         for sharded in (False, True):
-            audit.audit(lowered, [inputs], sharded=sharded, units=lowered.sharding().blocks)
+            audit.audit(lowered, [inputs], sharded=sharded, units=lowered.sharding().units)
 
 
 def check_state(name: str) -> None:
@@ -255,7 +255,7 @@ def check_lora(name: str, targets: Targets = "default", type: str = "lora") -> N
     unreached = [key for key, p in trained.items() if p.grad is None or not p.grad.any()]
     assert not unreached, f"{name}: no gradient reaches {unreached[:5]}"
     if denoiser.runs_on_meta:
-        audit.audit(denoiser, [inputs], sharded=True, units=denoiser.sharding().blocks)
+        audit.audit(denoiser, [inputs], sharded=True, units=denoiser.sharding().units)
 
 
 def with_lora(
@@ -329,7 +329,7 @@ def check_bases(name: str, type: str = "lora") -> None:
     off = _distance(expected[""], actual[""])
     assert 0 < off < 0.25, f"{name}: a base in nf4 is {off:.1%} off"
     if denoiser.runs_on_meta:
-        audit.audit(denoiser, [inputs], sharded=True, units=denoiser.sharding().blocks)
+        audit.audit(denoiser, [inputs], sharded=True, units=denoiser.sharding().units)
 
 
 def check_overfits(name: str, *, most_steps: int = 200, learning_rate: float = 5e-3) -> int:

@@ -153,7 +153,7 @@ def test_a_base_from_a_file_is_the_one_that_was_written(tmp_path, base, dtype):
 def test_what_must_stay_wide_beside_a_narrow_base_is_told(base, sharded, lowered):
     """Only weights of products may have their dtype: norms and tables are stored in float32."""
     denoiser = contract.build("wan-tiny", compute=BF16, lora=LoraConfig(rank=2, base=base))
-    units = denoiser.sharding().blocks
+    units = denoiser.sharding().units
     assert list(audit.faults(denoiser, [], sharded=sharded, units=units)) == []
     parameter = denoiser.module.get_parameter(lowered)
     parameter.data = parameter.data.bfloat16()

@@ -154,7 +154,7 @@ def test_sharded_in_bfloat16_it_trains_and_keeps_its_key_names(checkpointing):
     sharded = stir(build(TINY.model_copy(update={"gradient_checkpointing": checkpointing}), compute=torch.bfloat16))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
     mesh = distributed.init_device_mesh("cpu", (1,))
-    for block in (*sharded.sharding().blocks, sharded.module):
+    for block in (*sharded.sharding().units, sharded.module):
         fully_shard(block, mesh=mesh, mp_policy=policy)
     out = DtypeBoundary(sharded)(inputs())
     out.square().mean().backward()

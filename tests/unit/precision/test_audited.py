@@ -38,7 +38,7 @@ class Network:
         raise NotImplementedError
 
     def sharding(self) -> SimpleNamespace:
-        return SimpleNamespace(blocks=())
+        return SimpleNamespace(units=())
 
 
 @dataclass

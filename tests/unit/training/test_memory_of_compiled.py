@@ -22,10 +22,9 @@ from reelworks.training.memory.meter import Meter
 
 
 def build(name: str) -> tuple[Denoiser, list[nn.Module], Any]:
-    """Return a network, its innermost blocks, and inputs of many tokens, beside which its weights are small."""
+    """Return a network, its blocks, and inputs of many tokens, beside which its weights are small."""
     denoiser = contract.build(name, compute=torch.bfloat16)
-    listed = list(denoiser.sharding().blocks)
-    blocks = [block for block in listed if not any(each in listed for each in block.modules() if each is not block)]
+    blocks = list(denoiser.sharding().blocks)
     small = contract.shapes(name)[-1]
     return denoiser, blocks, contract.example(Shape(small.num_frames, 6 * small.height, 6 * small.width), name)
 

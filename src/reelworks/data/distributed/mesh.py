@@ -234,8 +234,8 @@ def _formed() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def shard(module: nn.Module, blocks: Sequence[nn.Module], contract: Contract, world: World, layout: Layout) -> None:
-    """Wrap a model, equal on all ranks and on `world.home`, and before it its blocks in FSDP2, in place.
+def shard(module: nn.Module, units: Sequence[nn.Module], contract: Contract, world: World, layout: Layout) -> None:
+    """Wrap a model, equal on all ranks and on `world.home`, and before it its units in FSDP2, in place.
 
     Does nothing for one process without offloading.
     """
@@ -249,7 +249,7 @@ def shard(module: nn.Module, blocks: Sequence[nn.Module], contract: Contract, wo
     offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if world.offload else OffloadPolicy()
     # Networks return views of their last layer's output, which is harmless as they are not modified in place.
     warnings.filterwarnings("ignore", message=".*returned a view tensor")
-    for unit in (*blocks, module):
+    for unit in (*units, module):
         # Reshard after forward, the root too, because validation swaps weights between two forward passes.
         fully_shard(unit, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=True)
 

@@ -56,8 +56,8 @@ class ExpertPairDenoiser:
         return on_both_sides(inputs, inputs.time >= self.switch_timestep, self._high.predict, self._low.predict)
 
     def sharding(self) -> ShardingPlan:
-        """Return the blocks of both and each expert as a unit, since one is called without the other."""
-        return ShardingPlan([*self._high.sharding().blocks, *self._low.sharding().blocks, *self.module.children()])
+        """Return the blocks of both, and both."""
+        return ShardingPlan([*self._high.sharding().blocks, *self._low.sharding().blocks], [*self.module.children()])
 
     def lora_targets(self, of: Targets = "default") -> Sequence[str]:
         """Name the linear layers of the attentions, or of the blocks, of both experts."""

@@ -135,9 +135,9 @@ class CaptionedDenoiser:
         return self.network.predict(replace(inputs, text=text.tokens, pooled=text.pooled))
 
     def sharding(self) -> ShardingPlan:
-        """Return the blocks of all, and each network as a unit, since text encoders are called before."""
+        """Return the blocks of all, and each network, since text encoders are called before."""
         layers = [layer for encoder in self._encoders for layer in encoder.layers]
-        return ShardingPlan([*self.network.sharding().blocks, *layers, *self.module.children()])
+        return ShardingPlan([*self.network.sharding().blocks, *layers], [*self.module.children()])
 
     def lora_targets(self, of: Targets = "default") -> Sequence[str]:
         """Return the names of the layers of the denoising network alone; those of text encoders are always adapted."""

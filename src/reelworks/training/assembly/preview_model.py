@@ -88,7 +88,7 @@ def _with_lora(recipe: Recipe, trained: nn.Module, world: World, layout: Layout 
     denoiser = build.denoiser(recipe, world.home, resumed=True, trains=False)
     attention.use(denoiser, recipe.model.attention, world.device)
     if layout is not None:
-        mesh.shard(denoiser.module, denoiser.sharding().blocks, denoiser.contract, world, layout)
+        mesh.shard(denoiser.module, denoiser.sharding().units, denoiser.contract, world, layout)
     denoiser.module.requires_grad_(False).eval()
     values = inject.weights(trained)
     for name, value in inject.weights(denoiser.module).items():

@@ -154,7 +154,7 @@ def build_model(started: StartedStage, sources: Mapping[str, str], encoders: Fro
     if world.size > 1 and world.is_main:
         logger.info(f"{shards} ({shards.strategy}): {reason}")
     sequence = SequenceParallel.of_denoiser(network, components.family_config(recipe.model).network, world)
-    mesh.shard(network.module, network.sharding().blocks, network.contract, world, shards)
+    mesh.shard(network.module, network.sharding().units, network.contract, world, shards)
     compiled = CompiledBlocks.of_recipe(network, data)
     if live:
         compiled_encoder.of_recipe(encoders.autoencoder, recipe, world.device)

@@ -33,7 +33,7 @@ def audit_shapes(denoiser: Denoiser, encoder: FrozenEncoders, table: BucketTable
     Each rank takes a share of the shapes, since hundreds of them take a minute, and leaves out what passed at a start before.
     """
     shapes = examples(denoiser, encoder, table)[world.rank :: world.size]
-    how: dict[str, Any] = {"sharded": world.shards, "units": denoiser.sharding().blocks}
+    how: dict[str, Any] = {"sharded": world.shards, "units": denoiser.sharding().units}
 
     def first() -> DtypeError | None:
         key = audited.key_of(denoiser, shapes, **how)

@@ -120,13 +120,13 @@ def sizes(recipe: Recipe, denoiser: Denoiser) -> NetworkSizes:
     )
 
 
-def bytes_in_use(module: nn.Module, units: Sequence[nn.Module]) -> int:
+def bytes_in_use(module: nn.Module, blocks: Sequence[nn.Module]) -> int:
     """Return the most bytes of offloaded weights that are on the GPU at one time.
 
-    They are a unit, the next unit, which is fetched ahead, and the weights outside of units, which stay for a pass.
+    They are a block, the next block, which is fetched ahead, and the weights outside of blocks, which stay for a pass.
     """
-    unit_bytes = sorted(size(list(unit.parameters())) for unit in units)
-    return size(list(module.parameters())) - sum(unit_bytes[:-2])
+    block_bytes = sorted(size(list(block.parameters())) for block in blocks)
+    return size(list(module.parameters())) - sum(block_bytes[:-2])
 
 
 def size(tensors: Sequence[Tensor]) -> int:

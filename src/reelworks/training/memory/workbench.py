@@ -42,7 +42,7 @@ class Workbench:
         device_limits.require(recipe, world.device)
         self._recipe, self._device = recipe, world.device
         denoiser = build.denoiser(recipe, world.home)
-        units = denoiser.sharding().blocks
+        units = denoiser.sharding().units
         mesh.shard(denoiser.module, units, denoiser.contract, world, Layout.from_strategy("fsdp", world.size))
         self._sizes = estimate.encoder_sizes(recipe)
         self._boundary = DtypeBoundary(denoiser)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -172,7 +172,7 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int, 
     denoiser, encoder = build.denoiser(recipe, this_process.home), build.encoder(recipe, this_process.device)
     shapes = dry_run.examples(denoiser, encoder, table)
     logger.info(f"checking dtypes: {plural(len(shapes), 'shape')} on the meta device")
-    units = denoiser.sharding().blocks
+    units = denoiser.sharding().units
     violations: list[UserError] = list(
         audit.faults(denoiser, shapes, sharded=world > 1 or this_process.shards, units=units)
     )
@@ -215,7 +215,7 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int, 
         rehearsed=rehearsed,
         attention=compared,
         weights=predicted,
-        memory=_memory(recipe, state, encoder, units, rehearsed=largest, shards=planned.shards),
+        memory=_memory(recipe, state, encoder, rehearsed=largest, shards=planned.shards),
         violations=[Violation.from_error(fault) for fault in violations],
         warnings=[
             *(warning for warning in (validation.distilled_warning(recipe), note) if warning is not None),
@@ -314,13 +314,7 @@ def _name(dtype: torch.dtype | None) -> str | None:
 
 
 def _memory(
-    recipe: Recipe,
-    state: TrainState,
-    encoder: FrozenEncoders,
-    units: Sequence[nn.Module],
-    *,
-    rehearsed: RehearsedBucket | None,
-    shards: int,
+    recipe: Recipe, state: TrainState, encoder: FrozenEncoders, *, rehearsed: RehearsedBucket | None, shards: int
 ) -> MemoryReport:
     """Sum up memory by purpose, for `shards` processes that share the network.
 
@@ -331,7 +325,7 @@ def _memory(
     quantized = [value for layer in frozen.quantized_layers(state.module) for value in layer.buffers()]
     ids = set(map(id, quantized))
     buffers = [value for value in state.module.buffers() if id(value) not in ids]
-    in_use = estimate.bytes_in_use(state.module, units)
+    in_use = estimate.bytes_in_use(state.module, state.blocks)
     parts = {
         "weights": size([*parameters, *buffers]) // shards + in_use * (shards > 1),
         "quantized base": size(quantized),

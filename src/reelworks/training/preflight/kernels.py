@@ -48,7 +48,7 @@ def choose(denoiser: Denoiser, encoders: FrozenEncoders, data: RecipeData, world
 
     def found() -> ReplacedKernels:
         about = f"{data.recipe.model.attention} {versions()} {attention.package_versions()}"
-        key = audited.key_of(denoiser, shapes, sharded=world.shards, units=denoiser.sharding().blocks, about=about)
+        key = audited.key_of(denoiser, shapes, sharded=world.shards, units=denoiser.sharding().units, about=about)
         with contextlib.suppress(ValueError, TypeError, KeyError):  # the cache has none, or none that can be read
             noted = json.loads(audited.find(key) or "")
             return ReplacedKernels(

@@ -60,7 +60,7 @@ class CompiledBlocks:
     """Blocks that run compiled inside `running`, and as they were everywhere else: validation, previews, checks.
 
     At most `most_graphs` kinds of micro-batches are compiled; further ones run without, with one warning per bucket.
-    Without blocks, nothing is compiled. Blocks inside other blocks are compiled, and the outer ones are not.
+    Without blocks, nothing is compiled.
     """
 
     def __init__(
@@ -72,9 +72,7 @@ class CompiledBlocks:
         most_graphs: int,
         backend: str | Callable[..., Any] = "inductor",
     ) -> None:
-        listed = {id(block): block for block in blocks}  # a pair of experts lists the whole networks too
-        outer = {i for i, block in listed.items() if any(id(c) in listed for c in block.modules() if c is not block)}
-        self._blocks = [block for i, block in listed.items() if i not in outer]
+        self._blocks = tuple(blocks)
         self._network, self._table, self._geometry = network, buckets, geometry
         self._most_graphs = most_graphs
         self._on = False
