@@ -14,6 +14,7 @@ from test_kill_and_resume import losses
 from reelworks.core.shape import Shape
 from reelworks.data.checkpoint import load
 from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
 from reelworks.inference.generate.load_run import LoadedModel
 from reelworks.inference.generate.pipeline import GenerateOptions
@@ -62,10 +63,15 @@ def calm(experts, runs):
     return runs / "calm"
 
 
-def state_of(run, place=-1):
+def loaded(run, place):
     recipe = recipe_file.load(run / "recipe.toml")
     state = TrainState.start(build.denoiser(recipe, CPU), recipe.train).state_dict()
     load.load(CheckpointFolder(run / "checkpoints").list()[place].path, state)
+    return state
+
+
+def state_of(run, place=-1):
+    state = loaded(run, place)
     moments = {f"{n}.{k}": v for n, one in state["optimizer"]["state"].items() for k, v in one.items()}
     return {**{f"model.{n}": v for n, v in state["model"].items()}, **state["ema"], **moments}
 
@@ -98,6 +104,39 @@ def test_each_step_trains_one_and_a_kill_costs_nothing(experts, runs, calm):
         for part, steps in (("transformer", sum(high[:done])), ("transformer_2", done - sum(high[:done]))):
             counted = (n for n in state if n.startswith(f"{part}.") and n.endswith(".step"))
             assert {float(state[name]) for name in counted} == {steps}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("optimizer", "rate"), [("prodigy", 1.0), ("schedulefree", 0.05)])
+def test_what_an_optimizer_finds_is_that_of_each_expert(experts, runs, optimizer, rate):
+    """It counts the expert's own steps; the rate that acts in its step is told, and a kill costs nothing."""
+
+    def made(output):
+        recipe = experts(f"{output}-{optimizer}")
+        recipe["train"] |= {"optimizer": optimizer, "learning_rate": rate}
+        if optimizer == "schedulefree":
+            del recipe["train"]["ema_decay"]
+        return recipe, runs / f"{output}-{optimizer}"
+
+    (whole, calm), (broken, killed) = made("whole"), made("broken")
+    assert children.train(whole) == [0]
+    assert children.train(broken, fault=("after the average moved", 3)) == [killing.SELF_KILLED]
+    assert children.train(broken) == [0]
+    assert losses(calm) == losses(killed)
+    rates, other = (
+        [event["learning_rate"] for event in events.timeline(RunFolder(run).events_file, "step")]
+        for run in (calm, killed)
+    )
+    assert rates == other
+    high, d = sides(calm), dict.fromkeys(("transformer", "transformer_2"), 1e-6)
+    for done in range(1, 7):
+        expert = "transformer" if high[done - 1] else "transformer_2"
+        assert rates[done - 1] == pytest.approx(rate if optimizer == "schedulefree" else d[expert])
+        found = loaded(calm, done - 1)["optimizer"]["found"]
+        assert found["transformer.k"] == sum(high[:done])
+        assert found["transformer_2.k"] == done - sum(high[:done])
+        d = {expert: found.get(f"{expert}.d") for expert in d}
+    assert found == loaded(killed, -1)["optimizer"]["found"]
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from reelworks.core.errors import UserError
 from reelworks.data.distributed.layout import Layout
 from reelworks.models import factory
+from reelworks.models.expert_pair.denoiser import ExpertPair
 from reelworks.testing import contract
 from reelworks.training.loop.config import TrainConfig
 from reelworks.training.memory import estimate
@@ -22,7 +23,7 @@ from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import optimizer_names
 from reelworks.training.step.optimizer_names import OPTIMIZERS
-from reelworks.training.step.optimizers import ShardedOptimizer, matrices
+from reelworks.training.step.optimizers import ShardedOptimizer, experts, matrices
 from reelworks.training.step.state import TrainState
 
 WHOLE = sorted(name for name, one in OPTIMIZERS.items() if one.whole)
@@ -171,7 +172,7 @@ def test_the_rate_that_prodigy_finds_is_told_and_looked_at() -> None:
     found = made.state_dict()["found"]
     assert made.set_rate(1.0) == found["d"] > 1e-6
     assert made.not_finite() == []
-    next(iter(made._groups()))["d"] = float("nan")
+    made._parts[0].optimizer.param_groups[0]["d"] = float("nan")
     assert made.not_finite() == ["the optimizer's d"]
 
 
@@ -355,3 +356,52 @@ def test_gradients_are_scaled_for_one_step(name: str) -> None:
         other.step()
     for one, two in zip(scaled.parameters(), expected.parameters(), strict=True):
         assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_experts_of_which_a_step_trains_one_are_trained_as_each_alone(name: str) -> None:
+    """To the last bit, with the rates that are told and what is averaged, also where a run goes on."""
+    pair = ExpertPair(network(), network())
+    alone = (network(), network())
+
+    def of_both() -> ShardedOptimizer:
+        module, blocks = pair, [pair.transformer[:3], pair.transformer_2[:3]]
+        return ShardedOptimizer(
+            config(name), dict(module.named_parameters()), matrices(module, blocks), experts(module)
+        )
+
+    both, single = of_both(), [updater(module, name) for module in alone]
+    for step, side in enumerate([1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1]):
+        if step == 8:
+            stopped, both = both, of_both()
+            both.load_state_dict(copy.deepcopy(stopped.state_dict()))
+        pair.zero_grad(set_to_none=True)
+        gradients(list(pair.children())[side], step)
+        gradients(alone[side], step)
+        assert both.set_rate(0.5) == single[side].set_rate(0.5)
+        both.step()
+        single[side].step()
+    averages = both.own_averages()
+    for expert, module, own in zip(("transformer.", "transformer_2."), alone, single, strict=True):
+        for key, parameter in module.named_parameters():
+            assert torch.equal(pair.get_parameter(expert + key), parameter), key
+        for key, average in own.own_averages().items():
+            assert torch.equal(averages[expert + key], average), key
+
+
+def test_the_average_of_an_expert_is_the_mean_of_its_own_steps() -> None:
+    """Of schedule-free AdamW with a constant rate: the mean of its fast sequence, in float64."""
+    pair = ExpertPair(network(), network())
+    made = ShardedOptimizer(config("schedulefree"), dict(pair.named_parameters()), set(), experts(pair))
+    rare = []
+    for step in range(20):
+        side = int(step % 5 == 4)
+        pair.zero_grad(set_to_none=True)
+        gradients(list(pair.children())[side], step)
+        made.step()
+        if side:
+            rare.append(made.state_dict()["state"]["transformer_2.0.weight"]["z"].double().clone())
+    average = made.own_averages()["transformer_2.0.weight"].double()
+    start = network()[0].weight.detach().double()
+    wanted = torch.stack(rare).mean(0)
+    assert (average - wanted).norm() < 1e-3 * (wanted - start).norm()

@@ -108,7 +108,8 @@ def sizes(recipe: Recipe, denoiser: Denoiser) -> NetworkSizes:
     base: list[Tensor] = [p for p in module.parameters() if not p.requires_grad]
     base += [buffer for layer in frozen.quantized_layers(module) for buffer in layer.buffers()]
     on_meta = {name: nn.Parameter(torch.empty_like(p, device="meta")) for name, p in trained.items()}
-    optimizer = optimizers.ShardedOptimizer(recipe.train, on_meta, optimizers.matrices(module, blocks))
+    inner, experts = optimizers.matrices(module, blocks), optimizers.experts(module)
+    optimizer = optimizers.ShardedOptimizer(recipe.train, on_meta, inner, experts)
     count = sum(p.numel() for p in trained.values())
     return NetworkSizes(
         _count(denoiser) - count if recipe.lora is not None else _count(denoiser),

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from reelworks.core.errors import UserError
 from reelworks.data.distributed.mesh import local, local_parts
 from reelworks.models.adapters import text_encoders
+from reelworks.models.expert_pair.denoiser import ExpertPair
 from reelworks.training.loop.config import TrainConfig
 from reelworks.training.step import optimizer_names
 
@@ -27,22 +28,30 @@ _CAME_INSTABILITY_BETA = 0.9999  # the default of its authors
 
 
 class _Part(NamedTuple):
-    """An optimizer, and a function that makes the initial state of its i-th weight.
+    """An optimizer, a function that makes the initial state of its i-th weight, and the expert whose weights it has.
 
     torch itself would fill an empty state by a step without gradients, which counts as a step.
     """
 
     optimizer: torch.optim.Optimizer
     begin: Callable[[int, Tensor], dict[str, Any]]
+    expert: str = ""
 
 
 class ShardedOptimizer:
     """Update weights, sharded or not, with a library's optimizer; all memory is allocated at once.
 
-    Muon trains only the weights named in `matrices`, those of linear layers within blocks.
+    Muon trains only the weights named in `matrices`, those of linear layers within blocks. Names of weights begin with one
+    of `experts`, of which a step trains one: what an optimizer keeps over all weights, each expert has for itself.
     """
 
-    def __init__(self, config: TrainConfig, trained: Mapping[str, nn.Parameter], matrices: Collection[str]) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        trained: Mapping[str, nn.Parameter],
+        matrices: Collection[str],
+        experts: Sequence[str] = ("",),
+    ) -> None:
         optimizer_names.require_installed(config.optimizer)
         self.trained = dict(trained)
         # AdamW works on copies as they are; other libraries get plain tensors where they can.
@@ -54,9 +63,14 @@ class ShardedOptimizer:
         self._names = {id(weight): name for name, weight in weights.items()}
         self._views = [(weight, p) for name, weight in weights.items() if weight is not (p := self.trained[name])]
         self._hold_gradients = [*self.trained.values(), *(weight for weight, _ in self._views)]
-        inner = [weight for name, weight in weights.items() if name in matrices]
-        others = [weight for name, weight in weights.items() if name not in matrices]
-        self._parts = _PARTS[config.optimizer](config, inner, others)
+        self._parts: list[_Part] = []
+        for expert in experts:
+            own = [name for name in weights if name.startswith(expert)]
+            if own:  # a LoRA may have layers in one of them alone
+                inner = [weights[name] for name in own if name in matrices]
+                others = [weights[name] for name in own if name not in matrices]
+                parts = _PARTS[config.optimizer](config, inner, others)
+                self._parts += [part._replace(expert=expert) for part in parts]
         if config.text_encoder_learning_rate is not None:
             self._split_text_encoders(config.text_encoder_learning_rate / config.learning_rate)
         self.begin()
@@ -72,12 +86,11 @@ class ShardedOptimizer:
     def begin(self) -> None:
         """Reset the state for the weights as they are now, as before the first step."""
         self._update_views()
-        for part in self._parts:
-            for group in part.optimizer.param_groups:
-                group.update({key: part.optimizer.defaults[key] for key in _FOUND if key in group})
-                for i, weight in enumerate(group["params"]):
-                    part.optimizer.state[weight] = {}
-                    part.optimizer.state[weight] = part.begin(i, weight)
+        for part, group in self._groups():
+            group.update({key: part.optimizer.defaults[key] for key in _FOUND if key in group})
+            for i, weight in enumerate(group["params"]):
+                part.optimizer.state[weight] = {}
+                part.optimizer.state[weight] = part.begin(i, weight)
 
     def zero_grad(self) -> None:
         """Release the gradients."""
@@ -87,14 +100,16 @@ class ShardedOptimizer:
     def set_rate(self, rate: float) -> float:
         """Set the learning rate of the next step, and the multiple of it that text encoders have.
 
-        Returns the rate that acts: multiplied by the factor that Prodigy finds, and with Adafactor at most 1 / √step.
+        Returns the rate that acts: multiplied by the factor that Prodigy finds, and with Adafactor at most 1 / √step; of
+        several experts, that of the one whose weights have a gradient.
         """
-        for group in self._groups():
+        for _, group in self._groups():
             group["lr"] = rate * group.get(_RATIO, 1.0)
-        first = self._parts[0].optimizer
+        self._update_views()
+        first = next(filter(_has_gradient, self._parts), self._parts[0]).optimizer
         if isinstance(first, torch.optim.Adafactor):
             return min(rate, 1 / math.sqrt(1 + max(float(state["step"]) for state in first.state.values())))
-        return rate * float(next(self._groups()).get("d", 1.0))
+        return rate * float(first.param_groups[0].get("d", 1.0))
 
     def step(self, scale: Tensor | None = None) -> None:
         """Update the weights that have a gradient, in place; gradients are multiplied by `scale`, one number, before.
@@ -102,7 +117,7 @@ class ShardedOptimizer:
         They hold nothing of use afterwards.
         """
         self._update_views()
-        for part in self._parts:
+        for part in filter(_has_gradient, self._parts):
             optimizer: Any = part.optimizer
             if getattr(optimizer, "_step_supports_amp_scaling", False):
                 # Fused AdamW divides gradients while it reads them, as gradient scalers ask; that spares a pass.
@@ -128,14 +143,16 @@ class ShardedOptimizer:
         return averages
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of each weight by name, and Prodigy's values; settings are in the recipe.
+        """Return the state of each weight by name, and the values over all weights of an expert; settings are in the recipe.
 
         Of schedule-free AdamW also β1, by which its weights lie between the average and z.
         """
         states = {self._names[id(weight)]: self._saved(weight, state) for weight, state, _ in self._weights()}
-        found = {key: group[key] for group in self._groups() for key in _FOUND if key in group}
-        if "weight_sum" in found:
-            found["beta1"] = next(self._groups())["betas"][0]
+        found = {}
+        for part, group in self._groups():
+            found |= {f"{part.expert}{key}": group[key] for key in _FOUND if key in group}
+            if "weight_sum" in group:
+                found[f"{part.expert}beta1"] = group["betas"][0]
         return {"state": states, **({"found": found} if found else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -144,8 +161,10 @@ class ShardedOptimizer:
         Weights are loaded before: if β1 is another one now, those of schedule-free AdamW move, and their average stays.
         """
         self._update_views()
-        for group in self._groups():
-            group.update(state.get("found", {}))
+        found = state.get("found", {})
+        for part, group in self._groups():
+            own = [name for name in found if name.startswith(part.expert)]
+            group.update({name.removeprefix(part.expert): found[name] for name in own})
         for weight, held, group in self._weights():
             values = state["state"][self._names[id(weight)]]
             if isinstance(weight, _Rows):
@@ -186,12 +205,20 @@ class ShardedOptimizer:
 
     def _weights(self) -> Iterator[tuple[nn.Parameter, dict[str, Any], dict[str, Any]]]:
         """Yield each weight, its state and its group."""
-        for part in self._parts:
-            for group in part.optimizer.param_groups:
-                yield from ((weight, part.optimizer.state[weight], group) for weight in group["params"])
+        for part, group in self._groups():
+            yield from ((weight, part.optimizer.state[weight], group) for weight in group["params"])
 
-    def _groups(self) -> Iterator[dict[str, Any]]:
-        return (group for part in self._parts for group in part.optimizer.param_groups)
+    def _groups(self) -> Iterator[tuple[_Part, dict[str, Any]]]:
+        return ((part, group) for part in self._parts for group in part.optimizer.param_groups)
+
+
+def _has_gradient(part: _Part) -> bool:
+    return any(weight.grad is not None for group in part.optimizer.param_groups for weight in group["params"])
+
+
+def experts(module: nn.Module) -> list[str]:
+    """Return how names of weights begin in each network of which a step trains one."""
+    return [f"{name}." for name, _ in module.named_children()] if isinstance(module, ExpertPair) else [""]
 
 
 def matrices(module: nn.Module, blocks: Sequence[nn.Module]) -> set[str]:

@@ -15,7 +15,7 @@ from reelworks.models.adapters import inject
 from reelworks.models.api import Denoiser
 from reelworks.training.loop.config import TrainConfig
 from reelworks.training.step.nonfinite import not_finite
-from reelworks.training.step.optimizers import ShardedOptimizer, matrices
+from reelworks.training.step.optimizers import ShardedOptimizer, experts, matrices
 from reelworks.training.step.spikes import SpikeDetector
 
 _SPIKES = "recent_losses.json"
@@ -42,7 +42,7 @@ class TrainState:
         module = denoiser.module
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         blocks = tuple(denoiser.sharding().blocks)
-        optimizer = ShardedOptimizer(config, trained, matrices(module, blocks))
+        optimizer = ShardedOptimizer(config, trained, matrices(module, blocks), experts(module))
         # With the weights' placement, also for shards in CPU memory.
         ema = {name: parameter.detach().clone() for name, parameter in trained.items()}
         if config.ema_device == "cpu":

@@ -155,13 +155,13 @@ class TrainStep:
         requests to all ranks.
         """
         state, train = self.state, self.recipe.train
-        rate = self.set_rate(step)
         # The loss is a weighted mean over the clips of all ranks. Its denominator is not known before all micro-batches
         # are decoded, so backward passes divide by the planned weight, and gradients are rescaled before the update.
         planned = step_source.parts_of_step(plan, plan_step, self.table)
         planned_weight = sum(self._clip_weight(bucket, clips) * clips for bucket, clips in planned)
         forwards = self._forward_counts(plan, plan_step)
         sums, kept = self._accumulate(examples, planned_weight, forwards, step)
+        rate = self.set_rate(step)
         own = [each for each in kept if self._counts(each.batch)]
         sums = sums.over_ranks(self.world, _count_clips(own), flags)
         # Failed clips and conditioning frames were planned, and have no weight.
