@@ -125,8 +125,8 @@ class AdapterType(ABC):
     ) -> dict[str, Tensor]:
         """Return the tensors of a file whose layers are those of a family's release, or of diffusers without a family."""
 
-    def endings_in(self, convention: Convention) -> Mapping[str, str]:
-        """Return the ends of its tensors' names in files of a convention, by kind."""
+    def endings_in(self, convention: Convention, stem: str) -> Mapping[str, str]:
+        """Return the ends of the names of a layer's tensors in files of a convention, by kind; `stem` is what they begin with."""
         return self.tensors
 
     def named(
@@ -135,7 +135,7 @@ class AdapterType(ABC):
         """Return the tensors of a layer as files of a convention name them; `rank` is the alpha of one without a rank."""
         from reelworks.models.adapters import release_layers
 
-        endings = self.endings_in(convention)
+        endings = self.endings_in(convention, stem)
         tensors = {f"{stem}.{endings[kind]}": value for kind, value in kinds.items()}
         if convention.needs_alpha or (self.needs_alpha and not convention.is_peft):
             tensors[f"{stem}.alpha"] = release_layers.alpha_tensor(self.rank_of(kinds) or rank or 1)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from reelworks.core.errors import UserError
+from reelworks.models.adapters import text_encoders
 from reelworks.models.adapters.adapter_types.adapter_type import NAME, Adapter, AdapterSettings, AdapterType
 from reelworks.models.adapters.conventions import CONVENTIONS
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 # Of a convolution in three factors (LyCORIS's "use_tucker"): the kernel, [rank, rank, ...], between the two others.
 _MID = "mid"
+# Lengths of layers of text encoders, which transformers reads by this name alone.
+_TEXT_LENGTHS = "lora_magnitude_vector.weight"
 # Names of the two matrices in older files of diffusers, and in those that have the name of peft's adapter in them.
 _OLD, _NAMED = (
     (("lora.down", "lora.up"), ("lora_linear_layer.down", "lora_linear_layer.up")),
@@ -74,7 +77,11 @@ class LoRA(AdapterType):
         pairs = [*_OLD, _NAMED, *(convention.matrices for convention in CONVENTIONS.values())]
         matrices = {f"{name}.weight": kind for pair in pairs for kind, name in zip("AB", pair, strict=True)}
         matrices |= {"lora_A": "A", "lora_B": "B"}  # as Mochi's are named
-        return super().endings() | matrices | {"dora_scale": "magnitude_vector", "lora_mid.weight": _MID}
+        return (
+            super().endings()
+            | matrices
+            | {"dora_scale": "magnitude_vector", _TEXT_LENGTHS: "magnitude_vector", "lora_mid.weight": _MID}
+        )
 
     def split_layer(self, kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int) -> Layers:
         """Split one stored layer into the target layers; empty if that cannot be done."""
@@ -100,10 +107,11 @@ class LoRA(AdapterType):
             tensors |= self.named(convention.stem(name), {"A": A, "B": B}, convention)
         return tensors
 
-    def endings_in(self, convention: Convention) -> Mapping[str, str]:
-        """Return the ends of its tensors' names in files of a convention, by kind."""
+    def endings_in(self, convention: Convention, stem: str) -> Mapping[str, str]:
+        """Return the ends of a layer's tensors in files of a convention, by kind."""
         a, b = convention.matrices
-        length = self.tensors["magnitude_vector"] if convention.is_peft else "dora_scale"
+        of_peft = _TEXT_LENGTHS if text_encoders.is_named_by_diffusers(stem) else self.tensors["magnitude_vector"]
+        length = of_peft if convention.is_peft else "dora_scale"
         return {"A": f"{a}.weight", "B": f"{b}.weight", "magnitude_vector": length}
 
     def candidates(self, shapes: Mapping[str, torch.Size], config: AdapterSettings) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,77 @@
+"""A file loaded as its line at the end of a training says has the trained weights, of the network and of text encoders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from diffusers_readers import merged
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import CLIPTextConfig, CLIPTextModel
+
+from reelworks.models.adapters import files, inject
+from reelworks.models.adapters.config import LoraConfig
+from reelworks.models.export.lora import LoraFile
+from reelworks.models.text.trained_texts import CaptionedDenoiser, ClipTexts
+from reelworks.testing import contract
+
+NAME = "sdxl-tiny"
+
+
+def clip() -> CLIPTextModel:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "vocab_size": 20}
+    return CLIPTextModel(CLIPTextConfig(num_hidden_layers=2, **sizes))
+
+
+def adapted(settings: LoraConfig) -> Any:
+    """A network, with its text encoder if asked for, with a new adapter."""
+    denoiser: Any = contract.build(NAME)
+    if settings.text_encoders:
+        denoiser = CaptionedDenoiser(denoiser, {"text_encoder": ClipTexts(clip(), lambda *_: None)})
+    inject.inject(denoiser, settings, seed=0)
+    return denoiser
+
+
+def written(path: Path, settings: LoraConfig) -> dict[str, Tensor]:
+    """Write the file of a random adapter, and return all weights with it."""
+    denoiser = adapted(settings)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for value in inject.weights(denoiser.module).values():
+            value.add_(torch.randn(value.shape, generator=generator), alpha=0.3)
+    file = LoraFile("diffusers", settings.adapter, NAME, "unet").content(inject.weights(denoiser.module))
+    save_file({key: value.contiguous() for key, value in file.tensors.items()}, path, file.header)
+    return inject.merge(denoiser.module)
+
+
+def pipeline() -> Any:
+    kind: Any = diffusers.StableDiffusionXLPipeline
+    empty = dict.fromkeys(("vae", "text_encoder_2", "tokenizer", "tokenizer_2", "scheduler"))
+    return kind(unet=contract.build(NAME).module, text_encoder=clip(), **empty)
+
+
+def farthest(module: nn.Module, wanted: dict[str, Tensor], part: str = "") -> float:
+    """The largest distance between a module's weights, with what was loaded into it, and those of a part."""
+    found = merged(module)
+    own = {key.removeprefix(f"{part}."): value for key, value in wanted.items() if key.startswith(part)}
+    own = {key if key in found else key.removeprefix("text_model."): value for key, value in own.items()}
+    return max(float((found[key] - value).abs().max()) for key, value in own.items())
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_diffusers_gets_the_lora_of_both_parts(tmp_path: Path, dora: bool) -> None:
+    """And so does a network that begins with the file."""
+    path, settings = tmp_path / "a.safetensors", LoraConfig(rank=2, alpha=3.0, dora=dora, text_encoders=True)
+    wanted, pipe = written(path, settings), pipeline()
+    before = farthest(pipeline().text_encoder, wanted, "text_encoder")
+    pipe.load_lora_weights(str(path))
+    assert farthest(pipe.unet, wanted, "unet") < 1e-5
+    assert farthest(pipe.text_encoder, wanted, "text_encoder") < 1e-5 < before
+    begun = adapted(settings)
+    files.load_into(begun.module, settings.model_copy(update={"weights": str(path)}), begun.config)
+    assert farthest(begun.module, wanted) < 1e-5
