@@ -70,6 +70,10 @@ class FileCache:
                     raise
                 raise OSError(errno.ESTALE, "the copy in the cache was removed while it was read", str(path)) from error
 
+    def has(self, name: str) -> bool:
+        """Return whether there is a copy of a name."""
+        return (self.folder / name[:2] / name).exists()
+
     def _make(self, path: Path, fetch: Callable[[Path], None]) -> None:
         part, lock = (path.with_name(f"{path.name}{end}") for end in (f".{uuid.uuid4().hex[:8]}.part", ".lock"))
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ _TRANSIENT = frozenset((
     getattr(errno, "EREMOTEIO", errno.EIO),
 ))  # fmt: skip
 WAITS_SECONDS = (0.1, 0.5, 2.0)
+# After this time, clients of storages have been patient themselves: a question that fails then is not repeated.
+LONG_SECONDS = 20.0
 
 
 def is_transient(error: BaseException) -> bool:
@@ -30,6 +33,7 @@ def with_retries(
     *,
     waits_seconds: Sequence[float] | None = None,
     may_vanish: Callable[[Exception], bool] = is_transient,
+    most_seconds: float = math.inf,
     wait: Callable[[float], object] | None = None,
 ) -> T:
     """Return `work()`, retried after errors that may vanish; one attempt more than there are waits.
@@ -38,13 +42,15 @@ def with_retries(
         work: Reads or writes something.
         waits_seconds: Pauses before further attempts; None for `WAITS_SECONDS`.
         may_vanish: Whether an error may vanish on a retry; others are raised at once.
+        most_seconds: No attempt begins later than this after the first.
         wait: Waits so many seconds, None by sleeping; an error that it raises ends the attempts.
     """
+    began = time.monotonic()
     for seconds in WAITS_SECONDS if waits_seconds is None else waits_seconds:
         try:
             return work()
         except Exception as error:
-            if not may_vanish(error):
+            if not may_vanish(error) or time.monotonic() - began > most_seconds:
                 raise
         (wait or time.sleep)(seconds)
     return work()
@@ -53,6 +59,8 @@ def with_retries(
 class Asked:
     """Asks a storage, patiently while it answers: after `many` errors in a row that may vanish, once for each.
 
+    If it is silent then for long, it is not asked for as long again, and what is asked meanwhile has the same error.
+
     What ends first counts first, in whichever thread: what is tried again ends after what was answered at once.
     """
 
@@ -60,6 +68,7 @@ class Asked:
 
     def __init__(self) -> None:
         self._lock, self._unanswered = threading.Lock(), 0
+        self._silence, self._silent_until = OSError(), 0.0
 
     @property
     def is_away(self) -> bool:
@@ -68,11 +77,15 @@ class Asked:
 
     def __call__(self, work: Callable[[], T]) -> T:
         """Return `work()`."""
-        answered = True
+        answered, began = True, time.monotonic()
+        if self.is_away and began < self._silent_until:
+            raise OSError(self._silence.errno, self._silence.strerror)
         try:
-            return with_retries(work, waits_seconds=() if self.is_away else None)
+            return with_retries(work, waits_seconds=() if self.is_away else None, most_seconds=LONG_SECONDS)
         except OSError as error:
             answered = not is_transient(error)
+            if not answered and (took := time.monotonic() - began) > LONG_SECONDS / 2:
+                self._silence, self._silent_until = error, time.monotonic() + took
             raise
         finally:
             self.count(answered=answered)

@@ -95,7 +95,7 @@ class Pictures:
 
     def require(self, path: MediaPath) -> None:
         """Refuse a file that is not in one of the page's folders, links resolved, before it is looked at."""
-        if isinstance(path, Location) and location.is_url(path.file):
+        if location.is_remote(path):
             raise UserError(
                 "the clip is not on this machine, and the page shows only files of its folders",
                 code="clip-elsewhere",

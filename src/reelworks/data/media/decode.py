@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from reelworks.core import retry
+from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data.media import display, frame_times, framing, location, pictures, tone_map, video
 from reelworks.data.media.augment import NO_AUGMENTATION, Augmentation
@@ -103,6 +104,10 @@ _NEAREST = ResizeFilter("nearest", "POINT", "NEAREST")
 
 class MediaError(Exception):
     """A file cannot provide the requested frames; the message is the reason."""
+
+
+class NotGivenError(MediaError):
+    """The storage of a file does not give it, which says nothing about the file; see `location.is_of_storage`."""
 
 
 @dataclass(frozen=True)
@@ -215,21 +220,29 @@ def load(request: Request) -> Frames:
 
 
 def with_reasons(file: MediaPath, read: Callable[[MediaPath], R]) -> R:
-    """Return what `read` makes of a file, which is on this machine meanwhile, with retries; raise `MediaError` for any failure."""
+    """Return what `read` makes of a file, which is on this machine meanwhile, with retries.
+
+    Raises:
+        MediaError: For any failure.
+        NotGivenError: It is the storage's.
+        UserError: It is this machine's, such as a full disk of the cache.
+    """
 
     def attempt() -> R:
         with location.local(file) as path:
             return read(path)
 
     try:
-        return retry.with_retries(attempt)
-    except (MediaError, ProbeError, location.ChangedError) as error:
+        return retry.with_retries(attempt, may_vanish=location.is_of_storage, most_seconds=retry.LONG_SECONDS)
+    except (UserError, MediaError):
+        raise
+    except (ProbeError, location.ChangedError) as error:
         raise MediaError(str(error)) from None
     except FileNotFoundError:
         raise MediaError("No such file or directory") from None
     except Exception as error:  # decoders raise nearly anything on damaged input
-        if retry.is_transient(error):
-            raise MediaError(f"I/O error, {len(retry.WAITS_SECONDS) + 1} tries: {error}") from error
+        if location.is_of_storage(error):
+            raise NotGivenError(f"the storage does not give it: {error}") from error
         raise MediaError(f"{type(error).__name__}: {error}") from error
 
 

@@ -15,25 +15,33 @@ import io
 import os
 import re
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeGuard
 
 from reelworks.core import digests, retry, user_files
 from reelworks.core.errors import UserError
 from reelworks.core.file_cache import FileCache
+from reelworks.core.worker_pool import ThreadCalls, WorkerHung
 from reelworks.data.media.formats import archives_of
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
-_WEB = ("http://", "https://")
+_WEB, _S3 = ("http://", "https://"), ("s3", "s3a")
 # A chain of fsspec, such as "zip://clips::s3://bucket/a.zip": of the first, which reads files in another, others have no "::".
 _CHAIN = re.compile(r"^(zip|tar|dir|libarchive|reference)://.*?::")
 # What begins the reason why a file is not read if it says nothing about the file.
 UNREACHED = "cannot be read now"
 _BUSY = (408, 425, 429)  # answers of the web that others follow
-_OF_THE_FILE = 416  # it has no such range
+_NO_RANGE = 416
+# What is said of a name or a file itself; other errors of reading it are of its storage or this machine, and may pass.
+_OF_THE_FILE = frozenset((
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EFBIG, errno.ENOTSUP,
+))  # fmt: skip
+# A client that has heard nothing for this time asks again; a question to a silent storage lasts for this time at most.
+_SILENT_SECONDS, _LONGEST_SECONDS = 15.0, 75.0
+_PIECE_BYTES = 1 << 20
 # Of archives of large members, little more than the headers is read; small ones are not worth a request for each.
 _LEAST_AHEAD_BYTES, _MOST_AHEAD_BYTES = 1 << 18, 1 << 23
 # What storages call the hash of a file's content, and the time of its last change.
@@ -48,10 +56,6 @@ _TELL_OF_ONE = frozenset(("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs
 
 class ChangedError(OSError):
     """A remote file is no longer the one that was listed."""
-
-
-class RefusedError(PermissionError):
-    """A storage does not give a file, as to somebody whose rights have ended."""
 
 
 def is_url(text: str) -> bool:
@@ -73,9 +77,13 @@ def filesystem(url: str) -> tuple[Any, str]:
         if _CHAIN.match(url):
             fs, path = url_to_fs(url)
             return fs, urllib.parse.unquote(path)
-        kind = fsspec.get_filesystem_class(get_protocol(url))
+        protocol = get_protocol(url)
+        kind = fsspec.get_filesystem_class(protocol)
         # Not by `url_to_fs`, to which "::" in a name leads to another file system.
-        return fsspec.filesystem(get_protocol(url), **kind._get_kwargs_from_urls(url)), str(kind._strip_protocol(url))
+        fs = fsspec.filesystem(protocol, **_limits(protocol), **kind._get_kwargs_from_urls(url))
+        if protocol in _S3:
+            fs.retries = 2  # otherwise five times, and five times each of these
+        return fs, str(kind._strip_protocol(url))
     except ImportError as error:
         extra = {"s3": "'reelworks[s3]'", "s3a": "'reelworks[s3]'", "http": "aiohttp", "https": "aiohttp"}
         package = extra.get(get_protocol(url))
@@ -94,6 +102,22 @@ def filesystem(url: str) -> tuple[Any, str]:
             value=url,
             remedy='give a folder, or an address such as "s3://bucket/clips" or "hf://datasets/user/name"',
         ) from error
+
+
+def _limits(protocol: str) -> dict[str, Any]:
+    """Return options by which a client ends a question to a silent storage after a minute; others have limits of their own."""
+    from fsspec.config import conf
+
+    if protocol in _S3:  # botocore would ask five times for each time of s3fs, after 15 s each
+        return {
+            "config_kwargs": {"retries": {"total_max_attempts": 1}} | conf.get(protocol, {}).get("config_kwargs", {})
+        }
+    if protocol in ("http", "https"):
+        from aiohttp import ClientTimeout
+
+        timeout = ClientTimeout(total=None, sock_connect=_SILENT_SECONDS, sock_read=_SILENT_SECONDS)
+        return {"client_kwargs": {"timeout": timeout} | conf.get(protocol, {}).get("client_kwargs", {})}
+    return {}
 
 
 def is_web(url: str) -> bool:
@@ -119,8 +143,8 @@ def reached() -> Iterator[None]:
 
     Raises:
         FileNotFoundError: The storage has no such file.
-        RefusedError: It does not give it.
-        OSError: If `retry.is_transient`, it does not answer, or cannot now; else something is wrong on this machine.
+        PermissionError: It does not give it, as to somebody whose rights have ended.
+        OSError: See `is_of_storage`; if `retry.is_transient`, it does not answer, or cannot now.
     """
     try:
         yield
@@ -140,16 +164,14 @@ def _status(error: BaseException | None) -> int:
 
 
 def _meant(error: Exception) -> OSError:
-    if isinstance(error, RefusedError):
-        return error
     status = _status(error) or _status(error.__cause__)
     if isinstance(error, FileNotFoundError) or status in (404, 410):
         return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     told = error if isinstance(error, OSError) and error.errno in errno.errorcode else None
     # S3's errors have an errno that says less: an expired token is EINVAL, as a range that the file does not have.
-    refused = 300 <= status < 500 and status not in (*_BUSY, _OF_THE_FILE)
+    refused = 300 <= status < 500 and status not in (*_BUSY, _NO_RANGE)
     if refused or (isinstance(error, PermissionError) and told is None):
-        return RefusedError(errno.EACCES, f"the storage refuses it: {getattr(error, 'strerror', None) or error}")
+        return PermissionError(errno.EACCES, f"the storage refuses it: {getattr(error, 'strerror', None) or error}")
     if told is not None:
         return told
     return OSError(errno.EHOSTUNREACH, f"{type(error).__name__}: {error}")
@@ -157,8 +179,17 @@ def _meant(error: Exception) -> OSError:
 
 def problem(error: OSError) -> str:
     """Return why a file is not read, which begins with `UNREACHED` if the reason is not the file's, but that of its storage."""
-    of_storage = retry.is_transient(error) or isinstance(error, RefusedError)
-    return f"{UNREACHED if of_storage else 'cannot be read'}: {error.strerror or error}"
+    return f"{UNREACHED if is_of_storage(error) else 'cannot be read'}: {error.strerror or error}"
+
+
+def is_of_storage(error: BaseException) -> bool:
+    """Return whether an error of reading a file says nothing about it, but of its storage or this machine, as by its errno.
+
+    Who raises another error in its place keeps the errno. What PyAV raises is said of the content, whatever its errno.
+    """
+    is_decoders = type(error).__module__.startswith("av.")
+    known = errno.errorcode.keys() - _OF_THE_FILE
+    return isinstance(error, OSError) and error.errno in known and not is_decoders
 
 
 @dataclass(frozen=True)
@@ -260,11 +291,26 @@ def version_of(info: dict[str, Any]) -> int:
 def local(file: MediaPath) -> Iterator[MediaPath]:
     """Give a file on this machine: the file itself, or the copy of a remote one, made if there is none, which stays meanwhile.
 
+    What is raised meanwhile counts for the file if all its bytes can be read.
+
     Raises:
         ChangedError: The storage has another file in its place.
         OSError: See `reached`; also, as one that may vanish, the storage did not send all its bytes.
     """
-    if not isinstance(file, Location) or not is_url(file.file):
+    with _copied(file) as path:
+        try:
+            yield path
+        except Exception as error:
+            if not (isinstance(error, UserError) or is_of_storage(error)):
+                with opened(path) as content:
+                    while content.read(_PIECE_BYTES):
+                        pass
+            raise
+
+
+@contextlib.contextmanager
+def _copied(file: MediaPath) -> Iterator[MediaPath]:
+    if not is_remote(file):
         yield file
         return
 
@@ -280,9 +326,50 @@ def local(file: MediaPath) -> Iterator[MediaPath]:
             raise ChangedError("the file has changed since it was scanned; scan again")
         _require_all(target.stat().st_size, size)
 
-    key = digests.of_bytes("\0".join(map(str, (file.file, file.start, file.size, file.version))).encode())
-    with cache().held(key + file.suffix, fetch) as copy:
+    with cache().held(_copy_name(file), fetch) as copy:
         yield Location(str(copy), file.name, version=file.version)
+
+
+def _copy_name(file: Location) -> str:
+    key = digests.of_bytes("\0".join(map(str, (file.file, file.start, file.size, file.version))).encode())
+    return key + file.suffix
+
+
+def is_here(file: MediaPath) -> bool:
+    """Return whether a file's bytes are copied to this machine or come from its disk: what hung on them then is a decoder."""
+    if is_remote(file):
+        return cache().has(_copy_name(file))
+    return _answers(lambda: user_files.require(_path(file)))
+
+
+def storage_of(file: MediaPath) -> str:
+    """Return what a storage is known by: the beginning of an address, or the folder of a local file."""
+    if not is_remote(file):
+        return str(_path(file).parent)
+    first, outer = _parted(file.file)
+    return outer or "/".join(first.split("/")[:3])
+
+
+def answers(file: MediaPath) -> bool:
+    """Return whether the storage of a file answers: it gives a byte of that remote file, or lists the folder of a local one."""
+    if is_remote(file):
+        return _answers(lambda: _range(file.file, file.start or 0, 1))
+    return _answers(lambda: list(Path(storage_of(file)).iterdir()))
+
+
+def _answers(question: Callable[[], object]) -> bool:
+    try:
+        ThreadCalls().call(lambda _: question(), None, _LONGEST_SECONDS)
+    except WorkerHung:
+        return False
+    except OSError as error:
+        return not is_of_storage(error)
+    return True
+
+
+def is_remote(file: MediaPath) -> TypeGuard[Location]:
+    """Return whether a file, or the archive that it is in, is on another machine."""
+    return isinstance(file, Location) and is_url(file.file)
 
 
 def _range(url: str, start: int, size: int) -> bytes:
@@ -308,7 +395,7 @@ def _require_all(sent: int, told: int | None) -> None:
 
 def opened(file: MediaPath) -> io.BufferedReader:
     """Open a file, or its range, for reading; a remote one is read in ranges, and not copied. See `user_files.opened`."""
-    if isinstance(file, Location) and is_url(file.file):
+    if is_remote(file):
         return io.BufferedReader(_Range(file.file, file.start or 0, file.size))
     if isinstance(file, Location) and file.start is not None:
         return io.BufferedReader(_Range(user_files.opened(_path(file), buffering=0), file.start, file.size))
@@ -322,7 +409,7 @@ def read_bytes(file: MediaPath, most: int) -> bytes:
         user_files.require_size(file, file.size, most)
         with opened(file) as content:
             return content.read(file.size)
-    if not isinstance(file, Location) or not is_url(file.file):
+    if not is_remote(file):
         return user_files.read_bytes(_path(file), most)
     fs, path = filesystem(file.file)
     size = int(_told(fs, path).get("size") or 0)  # as it was listed, where it was
@@ -368,7 +455,7 @@ def is_as_scanned(file: MediaPath, size: int, then_ns: int, scanned: str) -> boo
 
     A remote file is not asked: only the version that was scanned is ever read.
     """
-    if isinstance(file, Location) and is_url(file.file):
+    if is_remote(file):
         return True
     in_archive, (now_size, now_ns) = isinstance(file, Location) and file.start is not None, stamp(file)
     return (now_ns == then_ns and (in_archive or now_size == size)) or fingerprint(file) == scanned
@@ -376,7 +463,7 @@ def is_as_scanned(file: MediaPath, size: int, then_ns: int, scanned: str) -> boo
 
 def is_missing(file: MediaPath) -> bool:
     """Return whether there is no such file on this machine; a remote one is not looked for."""
-    return not (isinstance(file, Location) and is_url(file.file)) and not _path(file).exists()
+    return not is_remote(file) and not _path(file).exists()
 
 
 def ffmpeg_url(file: MediaPath, *, is_open: bool = False) -> str:

@@ -139,7 +139,10 @@ _measures = attrgetter(*MEASURES)
 
 
 def probe(path: MediaPath) -> Probe:
-    """Measure a file; raise `ProbeError` for one that is empty, damaged or truncated, or has no frame."""
+    """Measure a file; raise `ProbeError` for one that is empty, damaged or truncated, or has no frame.
+
+    Raises what `location.is_of_storage` as it is.
+    """
     kind = kind_of(path.name)
     is_sound = formats.is_sound(path.name)
     if kind is None and not is_sound:
@@ -151,6 +154,8 @@ def probe(path: MediaPath) -> Probe:
     except ProbeError:
         raise
     except Exception as error:  # decoders raise nearly anything on damaged input
+        if location.is_of_storage(error):
+            raise
         text = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise ProbeError(f"damaged: {text}") from error
 

@@ -84,7 +84,7 @@ def files_beside(media: MediaPath) -> CaptionFiles:
         # A folder may change twice within one tick of its file system's clock.
         is_settled = abs(time.time_ns() - changed_ns) > _TICK_NS
         names = _names_of(folder, changed_ns) if is_settled else _names_of.__wrapped__(folder, changed_ns)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         names = CaptionNames(())
     return names.files_of(posixpath.basename(media.name))
 
@@ -127,8 +127,7 @@ def _part(media: MediaPath, file: str | Range) -> str | Raw | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        kind = location.RefusedError if isinstance(error, location.RefusedError) else OSError
-        raise kind(error.errno, f"its caption {name}: {error.strerror or error}") from error
+        raise OSError(error.errno, f"its caption {name}: {error.strerror or error}") from error
     text = text_encoding.decoded(data)
     return Raw(name, data) if text is None or text_encoding.is_doubtful(text) else _caption(text, name)
 

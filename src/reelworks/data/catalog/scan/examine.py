@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from reelworks.core import retry
-from reelworks.data.catalog.scan import caption_texts, clip_ranges
+from reelworks.data.catalog.scan import caption_texts, clip_ranges, probe_pool
 from reelworks.data.catalog.scan.caption_names import NO_FILES, CaptionFiles
 from reelworks.data.catalog.scan.caption_texts import Unsettled
 from reelworks.data.catalog.scan.clip_ranges import ClipRange
@@ -21,6 +21,8 @@ ASKED = retry.Asked()  # by this process
 _Once = Callable[[Callable[[MediaPath], Any], MediaPath], Any]
 # Far above what healthy files take on a slow disk that many processes share; scenes are found by a network.
 _SECONDS, _SECONDS_PER_BYTE, _TIMES_FOR_SCENES = 120.0, 4e-6, 10
+# In which as many questions to a silent storage end as say that it is away, so that it is not taken for a decoder that hangs.
+_STORAGE_SECONDS = 480.0
 
 
 class FileRequest(NamedTuple):
@@ -78,20 +80,21 @@ def _read(request: FileRequest, once: _Once, packed: Callable[[MediaPath], Packe
         return Finding(caption, None)
     if request.stated is not None:
         return Finding(caption, request.state, request.stated)
-    with location.local(request.file) as path:
-        fingerprint = once(location.fingerprint, path)
-        if fingerprint == request.known:
-            return Finding(caption, fingerprint)
-        try:
+    fingerprint = ""
+    try:
+        with location.local(request.file) as path:
+            fingerprint = once(location.fingerprint, path)
+            if fingerprint == request.known:
+                return Finding(caption, fingerprint)
             measured = once(probe.probe, path)
             long = measured.duration_seconds >= frame_index.FROM_SECONDS and measured.kind == kind_of(path.name)
             times = packed(path) if long else None
             read_times = partial(once, frame_times.read, path)
             clips = clip_ranges.find(path, request.cut, request.clip, read_times) if request.cut else ()
             return Finding(caption, fingerprint, measured, times=times, clips=clips)
-        except ProbeError as error:
-            lasts = not isinstance(error.__cause__, ImportError)  # a package may be installed later
-            return Finding(caption, fingerprint if lasts else "", error=str(error))
+    except ProbeError as error:
+        lasts = not isinstance(error.__cause__, ImportError)  # a package may be installed later
+        return Finding(caption, fingerprint if lasts else "", error=str(error))
 
 
 def examine_on_node(requests: Sequence[FileRequest]) -> list[Finding]:
@@ -104,13 +107,19 @@ def examine_on_node(requests: Sequence[FileRequest]) -> list[Finding]:
 
 
 def failed(requests: Sequence[FileRequest], reason: str) -> list[Finding]:
-    """Return the results for a file on which the decoder crashed or hung; the next scan examines it again."""
+    """Return the results for a file on which the decoder crashed or hung, or its storage; the next scan examines it again."""
+    if reason != probe_pool.CRASHED and not (
+        any(request.open for request in requests) and location.is_here(requests[0].file)
+    ):
+        reason = f"{location.UNREACHED}: {reason}"
     return [Finding(None, "", error=reason)] * len(requests)
 
 
 def most_seconds(files: Sequence[Sequence[FileRequest]]) -> float:
     """Return how long the examination of these files may take before it counts as hung."""
-    return _SECONDS + _SECONDS_PER_BYTE * sum(
+    is_remote = any(location.is_remote(request.file) for requests in files for request in requests)
+    seconds = _SECONDS + (_STORAGE_SECONDS if is_remote else 0)
+    return seconds + _SECONDS_PER_BYTE * sum(
         request.size_bytes * (_TIMES_FOR_SCENES if request.cut.startswith(clip_ranges.SCENES) else 1)
         for requests in files
         for request in requests
