@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +92,72 @@ def test_failures_within_the_share_are_accounted_for_and_training_goes_on(withou
     assert trained == Counter(clips - failures(run).keys())
     (stop,) = events.read(run.events_file, "stop")
     assert stop["reason"] == "finished"
+
+
+def _type_far(recipe: dict[str, Any], given: int) -> None:
+    """Train footage that lies in a storage, which gives so many clips after the scan and then none any more."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    from reelworks.core import retry
+    from reelworks.data.media import patience
+    from reelworks.training.loop import training_loop
+    from reelworks.training.recipe import dataset
+
+    os.environ |= {"REELWORKS_CACHE": recipe["output"] + "-cache", "REELWORKS_CACHE_GB": "1e-9"}
+    retry.WAITS_SECONDS, patience._PAUSE_SECONDS, training_loop.AWAY_SECONDS = (), 0.0, 0.2
+    for file in Path(recipe["dataset"][0].pop("copied")).iterdir():
+        MemoryFileSystem().pipe_file(f"/far/{file.name}", file.read_bytes())
+        MemoryFileSystem.store[f"/far/{file.name}"].modified = datetime(2026, 1, 1, tzinfo=UTC)  # of both starts
+    scan, asked = dataset.scan_recipe, list[str]()
+
+    def guarded(read: Callable[..., Any]) -> Callable[..., Any]:
+        def work(fs: Any, path: str, *rest: Any, **options: Any) -> Any:
+            if asked:
+                asked.append(path)
+            if len(asked) > given + 1:
+                raise PermissionError(path)
+            return read(fs, path, *rest, **options)
+
+        return work
+
+    def scanned(*args: Any, **kwargs: Any) -> Any:
+        result = scan(*args, **kwargs)
+        asked.append("the scan")
+        return result
+
+    for name in ("get_file", "cat_file"):
+        setattr(MemoryFileSystem, name, guarded(getattr(MemoryFileSystem, name)))
+    dataset.scan_recipe = scanned
+    _type_train(recipe)
+
+
+@pytest.mark.slow
+def test_a_storage_that_is_away_ends_a_training_as_a_signal_does(tiny, footage, tmp_path):
+    """What was trained is saved, no clip has failed, and the same command trains the rest; a start that gets none is refused."""
+
+    def train(given: int) -> tuple[int, str]:
+        recipe = tiny(
+            dataset=[{"path": "memory://far", "copied": str(footage)}],
+            train={"max_epochs": 1},
+            data={"num_workers": 0, "prefetch_bytes": "1kB"},
+            checkpoints={"every_steps": 1000},
+            validation={"split": 0.0},
+        )
+        recipe["train"].pop("max_steps")
+        return children.in_child(_type_far, recipe, given), children.output(recipe)
+
+    run = RunFolder(tmp_path / "run")
+    code, printed = train(0)
+    assert (code, list(events.read(run.events_file, "step"))) == (2, []), printed
+    assert "the storage gives no clip any more (memory://far/" in printed
+    code, printed = train(10)
+    assert code == 75, printed
+    assert "the storage gives no clip any more (memory://far/" in printed
+    (stop,) = events.read(run.events_file, "stop")
+    (saved,) = events.read(run.events_file, "checkpoint")
+    assert (stop["reason"], stop["step"]) == ("storage", saved["step"])
+    assert 0 < stop["step"] == list(events.read(run.events_file, "step"))[-1]["step"]
+    code, printed = train(1000)
+    assert code == 0, printed
+    assert "17 planned = 17 trained + 0 failed + 0 skipped" in printed
+    assert not failures(run)

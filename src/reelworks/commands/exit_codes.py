@@ -17,7 +17,8 @@ class ExitCode(enum.IntEnum):
             or `demo` a model that did not learn; or an unexpected error occurred, which prints a traceback.
         BAD_INPUT: An error that you can fix: a mistake on the command line, in the recipe or in the data, or a full
             disk. The message tells what is wrong and how to fix it.
-        REQUEUE: A signal or Ctrl-C asked `train` to save and exit, and it did. The same command resumes.
+        REQUEUE: `train` saved and ended early, since a signal or Ctrl-C asked for it, or a storage gave no clip any more. The
+            same command resumes.
         INTERRUPTED: Ctrl-C ended the command without a save: another command than `train`, `train` before its first
             step, or pressed twice.
         UNREAD: What reads the standard output has ended before the answer did, as `| head` does; the work is done.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import shutil
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import children
@@ -17,8 +20,11 @@ from PIL import Image
 from refused import refused
 
 import reelworks as rw
-from reelworks.core import files
+from reelworks.core import files, retry
+from reelworks.core.errors import UserError
 from reelworks.data.loader import failures
+from reelworks.data.loader import loader as rw_loader
+from reelworks.data.media import location
 
 PER_STEP = 2
 
@@ -196,3 +202,49 @@ def test_the_process_group_counts(footage: Path, tmp_path: Path) -> None:
     for one, other in zip(*told, strict=True):
         assert one[:2] == other[:2]
         assert one[2] + other[2] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_storage_that_is_away_ends_loading_before_the_step(
+    footage: Path, world: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On all ranks, though one alone notices; no clip counts as failed, and the same loaders go on."""
+    data, total, errors, found = dataset_of(footage), SumOfThreads(world), list[str](), Counter()
+    monkeypatch.setattr(rw_loader, "AWAY_SECONDS", 0.05)
+    monkeypatch.setattr(retry, "WAITS_SECONDS", ())
+    answers, given = {"now": False}, location.local
+
+    @contextmanager
+    def local(file: Path) -> Iterator[Path]:
+        if file.name == "03.png" and not answers["now"]:
+            raise OSError(errno.ENOTCONN, "the mount is away")
+        with given(file) as path:
+            yield path
+
+    monkeypatch.setattr(location, "local", local)
+    monkeypatch.setattr(location, "answers", lambda file: answers["now"])
+    loaders = [
+        rw.Loader(data, micro_batches_per_step=PER_STEP, rank=r, world_size=world, all_reduce=total)
+        for r in range(world)
+    ]
+
+    def train(loader: rw.Loader) -> None:
+        try:
+            for step in loader:
+                found.update(trained(list(step)))
+        except UserError as error:
+            errors.append(error.code)
+
+    for expected in (["storage-away"] * world, []):
+        threads = [threading.Thread(target=train, args=(loader,)) for loader in loaders]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == expected
+        assert len({loader.step for loader in loaders}) == 1
+        assert counts(loaders[0])[2:] == (0, 0)
+        errors.clear()
+        answers["now"] = True
+    assert set(found.values()) == {1}
+    assert len(found) == counts(loaders[0])[1] == 11

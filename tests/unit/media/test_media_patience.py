@@ -1,20 +1,34 @@
-"""Errors of the storage are waited out before a clip is given up; errors of the file are not."""
+"""Errors of the storage are waited out and are no clip's fault; errors of the file are neither."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import av
 import media_makers as media
 import places
 import pytest
+import s3_server
+from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
+from refused import refused
+from s3fs import S3FileSystem
 
 from reelworks.core import retry
 from reelworks.core.shape import Shape
-from reelworks.data.media.decode import MediaError, Request, load
+from reelworks.data.catalog.scan import caption_texts, examine, probe_pool
+from reelworks.data.catalog.scan.caption_names import NO_FILES
+from reelworks.data.media import location, patience, probe
+from reelworks.data.media.decode import MediaError, NotGivenError, Request, load
+from reelworks.data.media.decode_pool import DecodePool, Failure
+from reelworks.data.media.location import Location
 
 # Reading its first bytes, which nothing is mapped to, fails with EIO as a broken disk does.
 BROKEN_DISK = Path("/proc/self/mem")
@@ -22,7 +36,7 @@ BROKEN_DISK = Path("/proc/self/mem")
 pytestmark = pytest.mark.skipif(not BROKEN_DISK.exists(), reason="no file here that cannot be read")
 
 
-def request(path: Path) -> Request:
+def request(path: Path | Location) -> Request:
     return Request(path, path.suffix == ".png", Shape(1, 16, 16))
 
 
@@ -30,14 +44,20 @@ def request(path: Path) -> Request:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds of each pause, which takes no time."""
     taken: list[float] = []
-    monkeypatch.setattr(retry, "time", SimpleNamespace(sleep=taken.append))  # other threads still sleep
+    _pause_by(taken.append, monkeypatch)
     return taken
 
 
+def _pause_by(pause: Callable[[float], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        retry, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic)
+    )  # other threads still sleep
+
+
 @pytest.mark.parametrize("name", ["clip.mp4", "picture.png"])
-def test_an_error_that_stays_is_told_with_the_number_of_tries(tmp_path: Path, pauses: list[float], name: str) -> None:
+def test_an_error_that_stays_is_told_after_four_tries(tmp_path: Path, pauses: list[float], name: str) -> None:
     places.link(tmp_path / name, BROKEN_DISK)
-    with pytest.raises(MediaError, match=r"^I/O error, 4 tries: \[Errno 5\] Input/output error"):
+    with pytest.raises(NotGivenError, match=r"^the storage does not give it: \[Errno 5\] Input/output error"):
         load(request(tmp_path / name))
     assert len(pauses) == 3
     assert pauses == sorted(pauses)
@@ -59,7 +79,7 @@ def test_an_error_that_passes_costs_nothing(
             path.unlink()
             places.link(path, good)
 
-    monkeypatch.setattr(retry, "time", SimpleNamespace(sleep=pause))
+    _pause_by(pause, monkeypatch)
     assert (load(request(path)) == load(request(good))).all()
     assert len(pauses) == tries - 1
 
@@ -92,22 +112,15 @@ def _half(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def _forbidden(path: Path) -> None:
-    if places.MAY_ALL:
-        pytest.skip("root may read everything")
-    _write(path)
-    path.chmod(0)
-
-
 @pytest.mark.parametrize("name", ["clip.mp4", "picture.png"])
-@pytest.mark.parametrize("damage", [_missing, _folder, _empty, _noise, _half, _forbidden])
+@pytest.mark.parametrize("damage", [_missing, _folder, _empty, _noise, _half])
 def test_a_verdict_on_the_file_is_given_at_once(
     tmp_path: Path, pauses: list[float], name: str, damage: Callable[[Path], None]
 ) -> None:
     damage(tmp_path / name)
     with pytest.raises(MediaError) as told:
         load(request(tmp_path / name))
-    assert "I/O" not in str(told.value)
+    assert not isinstance(told.value, NotGivenError)
     assert not pauses
 
 
@@ -136,3 +149,192 @@ def test_each_attempt_waits_as_long_as_it_is_told() -> None:
     assert waited == [0.5, 2.0]
     with pytest.raises(ZeroDivisionError):
         retry.with_retries(fails, waits_seconds=(0.5, 2.0), wait=lambda seconds: 1 / 0)
+
+
+def test_a_question_that_took_long_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is a storage that is away then asked for as long again; what is asked meanwhile has its error."""
+    now, asked = [0.0], list[float]()
+    monkeypatch.setattr(retry, "time", SimpleNamespace(sleep=lambda _: None, monotonic=lambda: now[0]))
+
+    def silent() -> None:
+        asked.append(now[0])
+        now[0] += 30
+        raise TimeoutError(errno.ETIMEDOUT, "silent")
+
+    ask = retry.Asked()
+    for _ in range(40):
+        with pytest.raises(TimeoutError, match="silent"):
+            ask(silent)
+        now[0] += 1
+    assert asked == [0, 31, 62, 93, 124, 184]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_storages"),
+    [
+        *((OSError(code, "x"), True) for code in (errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM, errno.EMFILE)),
+        *(
+            (OSError(code, "x"), False)
+            for code in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EFBIG)
+        ),
+        (OSError("image file is truncated"), False),
+        (location.ChangedError("another one"), False),
+        (av.error.OSError(errno.EIO, "a demuxer's word"), False),
+        (ValueError(errno.EIO), False),
+    ],
+)
+def test_which_errors_say_nothing_about_a_file(error: Exception, is_storages: bool) -> None:
+    assert location.is_of_storage(error) == is_storages
+    if isinstance(error, OSError):
+        assert location.problem(error).startswith(location.UNREACHED) == is_storages
+
+
+def test_a_caption_that_is_not_given_is_not_lost(tmp_path: Path) -> None:
+    """Not where its file cannot be read, and not where its folder cannot be listed."""
+    places.link(tmp_path / "a.txt", BROKEN_DISK)
+    with pytest.raises(OSError, match=r"its caption a\.txt") as told:
+        caption_texts.read(tmp_path / "a.mp4", caption_texts.files_beside(tmp_path / "a.mp4"))
+    assert location.is_of_storage(told.value)
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="symbolic links"):
+        caption_texts.files_beside(tmp_path / "loop" / "a.mp4")
+
+
+@pytest.mark.parametrize("raised", [ValueError("odd"), av.error.InvalidDataError(1, "odd"), probe.ProbeError("odd")])
+def test_a_decoders_word_counts_for_bytes_that_came(tmp_path: Path, raised: Exception) -> None:
+    places.link(tmp_path / "a.mp4", BROKEN_DISK)
+    with pytest.raises(OSError, match="Input/output") as told, location.local(tmp_path / "a.mp4"):
+        raise raised
+    assert location.is_of_storage(told.value)
+    _write(tmp_path / "b.mp4")
+    with pytest.raises(type(raised)), location.local(tmp_path / "b.mp4"):
+        raise raised
+
+
+def test_a_scan_says_of_a_file_that_is_not_given_nothing_but_that(tmp_path: Path, pauses: list[float]) -> None:
+    places.link(tmp_path / "a.mp4", BROKEN_DISK)
+    (finding,) = examine.examine([examine.FileRequest(tmp_path / "a.mp4", NO_FILES, True, "")])
+    assert finding.error == "cannot be read now: Input/output error"
+    assert finding.fingerprint == ""
+
+
+def test_what_hangs_is_a_decoder_only_if_the_bytes_are_there(tmp_path: Path, cache: Path) -> None:
+    _write(tmp_path / "a.png")
+    here, far = tmp_path / "a.png", Location("memory://hangs/a.png", "a.png", size=7, version=1)
+    for file, opens, is_decoder in ((here, True, True), (here, False, False), (far, True, False)):
+        for reason in ("it took more than 120 s and was stopped", probe_pool.CRASHED):
+            (finding,) = examine.failed([examine.FileRequest(file, NO_FILES, opens, "")], reason)
+            blames = is_decoder or reason == probe_pool.CRASHED
+            assert finding.error == (reason if blames else f"cannot be read now: {reason}")
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A cache that keeps no copy."""
+    monkeypatch.setenv("REELWORKS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("REELWORKS_CACHE_GB", "1e-9")
+    location.cache.cache_clear()
+    yield tmp_path / "cache"
+    location.cache.cache_clear()
+
+
+class _Rights:
+    """Rights to read of a storage in memory with five pictures, which may end."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.refused: Callable[[str], bool] = lambda path: False
+        Image.new("RGB", (16, 16), 7).save(folder / "a.png")
+        data = (folder / "a.png").read_bytes()
+        self.files = [Location(f"memory://rights/{i}.png", f"{i}.png", size=len(data)) for i in range(5)]
+        for file in self.files:
+            MemoryFileSystem().pipe_file(file.file.removeprefix("memory:/"), data)
+            version = location.version_of(location.remote_info(*location.filesystem(file.file)))
+            self.files[self.files.index(file)] = replace(file, version=version)
+        for name in ("get_file", "cat_file"):
+            monkeypatch.setattr(MemoryFileSystem, name, self._guarded(getattr(MemoryFileSystem, name)))
+
+    def _guarded(self, read: Callable[..., object]) -> Callable[..., object]:
+        def work(fs: object, path: str, *rest: object, **options: object) -> object:
+            if self.refused(path):
+                raise PermissionError(path)
+            return read(fs, path, *rest, **options)
+
+        return work
+
+
+@pytest.fixture
+def rights(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Rights:
+    monkeypatch.setattr(retry, "WAITS_SECONDS", (0.0,))
+    monkeypatch.setattr(patience, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(patience, "_LOOK_SECONDS", 0.01)
+    return _Rights(tmp_path, monkeypatch)
+
+
+@contextmanager
+def decoding(
+    seconds: float, leaves: Callable[[], bool] = lambda: False
+) -> Iterator[Callable[[list[Location]], list[object]]]:
+    with closing(DecodePool(0, 60.0, patience_seconds=seconds, leaves=leaves)) as pool:
+        yield lambda files: [job.result() for job in [pool.submit(request(file)) for file in files]]
+
+
+def test_a_clip_that_alone_is_not_given_is_to_blame(rights: _Rights) -> None:
+    """Also if it is the first of all."""
+    rights.refused = lambda path: path.endswith("0.png")
+    with decoding(60.0) as decode:
+        for _ in range(2):
+            failure, *others = decode(rights.files)
+            assert isinstance(failure, Failure)
+            assert "the storage refuses it" in failure.reason
+            assert not any(isinstance(one, Failure) for one in others)
+
+
+def test_no_clip_is_to_blame_for_a_storage_that_is_back_in_time(
+    rights: _Rights, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[str] = []
+    rights.refused = lambda path: len(asked) < 40 and not asked.append(path)
+    with caplog.at_level("INFO"), decoding(60.0) as decode:
+        assert not any(isinstance(one, Failure) for one in decode(rights.files))
+    (warning,) = (record.message for record in caplog.records if record.levelname == "WARNING")
+    assert "memory://rights gives no clip" in warning
+    assert "waiting up to 1 minutes" in warning
+    assert "memory://rights gives clips again" in caplog.messages
+
+
+@pytest.mark.parametrize("ends", ["time", "signal"])
+def test_a_storage_that_stays_away_is_no_failure_of_a_clip(rights: _Rights, ends: str) -> None:
+    with decoding(0.05 if ends == "time" else 600.0, lambda: ends == "signal") as decode:
+        assert not isinstance(decode(rights.files[:1])[0], Failure)
+        rights.refused = lambda path: True
+        with refused("storage-away", says=r"memory://rights/.\.png: .*refuses it"):
+            decode(rights.files)
+
+
+def test_a_cache_that_cannot_be_written_is_no_failure_of_a_clip(
+    rights: _Rights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("REELWORKS_CACHE", str(tmp_path / "a file" / "cache"))
+    location.cache.cache_clear()
+    for seconds in (0.0, 60.0):
+        with decoding(seconds) as decode, refused("file-unwritable", "REELWORKS_CACHE"):
+            decode(rights.files[:1])
+
+
+@pytest.mark.parametrize("named", ["http", pytest.param("s3", marks=pytest.mark.slow(reason="five tries"))])
+def test_a_client_ends_a_question_to_a_silent_storage(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that says nothing may do later, before what watches for decoders that hang."""
+    monkeypatch.setattr(location, "_SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(S3FileSystem, "read_timeout", 0.05)
+    for name, value in {**s3_server.CREDENTIALS}.items():
+        monkeypatch.setenv(name, value)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{address}")
+        file = f"http://{address}/a.png" if named == "http" else "s3://bucket/a.png"
+        began = time.monotonic()
+        with pytest.raises(OSError, match=r".") as told:
+            location.remote_info(*location.filesystem(file))
+        assert retry.is_transient(told.value)
+        assert time.monotonic() - began < 10

@@ -32,6 +32,7 @@ from reelworks.training.plan import plan_report
 
 Json = dict[str, Any]
 _SIZE_SECONDS = 30  # a run's size is measured so often at most
+_STOPPED = {"signal": "asked to stop", "storage": "its storage gave no clip"}  # by the reason of an end that goes on
 
 
 def line(context: Context, key: str, path: Path, jobs: Mapping[str, PageJob]) -> Json:
@@ -183,8 +184,8 @@ def _state(context: Context, job: PageJob | None, run: RunFolder, index: EventIn
     if not ended:
         return _state_row("not started", "plain", "")
     if ended[-1]["kind"] == "stop":
-        if ended[-1].get("reason") == "signal":
-            return _state_row("stopped", "plain", "asked to stop; its work is saved")
+        if why := _STOPPED.get(str(ended[-1].get("reason"))):
+            return _state_row("stopped", "plain", f"{why}; its work is saved")
         return _state_row("finished", "good", "")
     if ended[-1]["kind"] == "error":
         return _state_row("crashed", "bad", str(ended[-1].get("reason", "")))

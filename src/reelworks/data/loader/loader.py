@@ -30,6 +30,7 @@ from reelworks.data.loader.upload import upload
 from reelworks.data.media.config import PREFETCH_BYTES, DataConfig
 from reelworks.data.media.decode import FrameReader
 from reelworks.data.media.decode_pool import DecodePool
+from reelworks.data.media.patience import AWAY_SECONDS
 from reelworks.data.run.folder import RunFolder
 
 Transform = Callable[[MicroBatch], MicroBatch]
@@ -80,7 +81,7 @@ class Loader(IterableDataset[Step]):
 
     Raises:
         UserError: The rank is not below the number of ranks, or no clip fits a bucket. While iterating: too many clips
-            could not be decoded.
+            could not be decoded, or their storage gave none for ten minutes; the loader then stands before the step.
 
     Examples:
         >>> import reelworks as rw
@@ -163,7 +164,7 @@ class Loader(IterableDataset[Step]):
         self._has_told_of_left_out = True
         self._record()
         if self._pool is None or not self._pool.is_of_this_process:
-            self._pool = DecodePool(self._workers, self._timeout)
+            self._pool = DecodePool(self._workers, self._timeout, patience_seconds=AWAY_SECONDS)
             weakref.finalize(self, self._pool.close)
         source = StepSource(self.dataset, self.rank, self.world_size, max_epochs=begun.epoch + 1, decoder=self._decoder)
         all_reduce = self._all_reduce or ranks.sum_of_process_group(self.rank, self.world_size)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from reelworks.core.arrays import I32, I64, U64, Mask
+from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data.loader.part_masks import PartMask
 from reelworks.data.media.decode import Request
@@ -142,6 +143,7 @@ class MicroBatch:
             of sources are as `sound` is.
         sound: `[B, S, channels]` int16 samples of sound, zeros where a clip failed; None if no sound is read.
         stream: How far decoding was ahead when it was delivered.
+        stops: Why no step may be made of it, if a clip was not read for a reason that is not its own, such as a storage that is away.
 
     Examples:
         >>> import reelworks as rw
@@ -160,6 +162,7 @@ class MicroBatch:
     companions: Mapping[str, Tensor] = field(default_factory=dict)
     sound: Tensor | None = None
     stream: StreamState = field(default=StreamState(), compare=False)
+    stops: UserError | None = None
     _rows: Callable[[U64], list[dict[str, Any]]] | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:

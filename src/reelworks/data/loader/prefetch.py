@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data.catalog.sources import SOUNDS
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest, StreamState, valid_clips
@@ -51,6 +52,7 @@ class _Pending:
                 self._jobs[kind].append(None if request is None else pool.submit(request, slot))
         self._undone = [job for job in itertools.chain(*self._jobs.values()) if job is not None]
         self._done_bytes = 0
+        self.stops: UserError | None = None
 
     def decoded_bytes(self) -> int:
         """Return the bytes of the clips that are done; each clip is asked about until it is."""
@@ -81,7 +83,10 @@ class _Pending:
         for kind, jobs in self._jobs.items():
             frames = self._frames[kind].array
             for index, job in enumerate(jobs):
-                result = None if job is None else _result(job, self._request(kind, index).path)
+                try:
+                    result = None if job is None else _result(job, self._request(kind, index).path)
+                except UserError as error:
+                    self.stops, result = error, Failure(error.problem)
                 reason = "" if result is None else self._reason(kind, index, result)
                 if reason:
                     failures.setdefault(index, reason)
@@ -202,7 +207,7 @@ class _ReadAhead:
         )
         is_valid, real_failures = valid_clips(head.request, failures)
         clips, sound = frames.pop(_CLIPS), frames.pop(_SOUND, None)
-        return MicroBatch(head.request, clips, is_valid, real_failures, frames, sound, state)
+        return MicroBatch(head.request, clips, is_valid, real_failures, frames, sound, state, head.stops)
 
     def _pop(self) -> _Pending:
         """Take the first micro-batch from the queue."""

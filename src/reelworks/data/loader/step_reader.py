@@ -25,6 +25,7 @@ from reelworks.data.loader.position import DataPosition, next_epoch
 from reelworks.data.loader.ranks import AllReduce
 from reelworks.data.loader.step import Step, StepClips
 from reelworks.data.media.decode_pool import DecodePool
+from reelworks.data.media.patience import StorageAway
 from reelworks.data.run.folder import RunFolder
 
 # As many consecutive steps without a clip end a training run, by the default of `train.max_non_finite`.
@@ -106,12 +107,21 @@ class StepReader:
         at = self.position
         batches = list(one_step(stream))
         failed_here = failed_clips(batches)
-        counts = len(failed_here), sum(clip.repeat_index == 0 for clip in failed_here)
+        stops = next((each.stops for each in batches if each.stops), None)
+        counts = len(failed_here), sum(clip.repeat_index == 0 for clip in failed_here), int(stops is not None)
         failed = torch.tensor(counts, dtype=torch.int64, device="cpu")
         if all_reduce is not None:
             all_reduce(failed)
+        if failed[2]:
+            raise stops or StorageAway(
+                "clips of another rank cannot be read, for a reason that is not theirs",
+                code="storage-away",
+                field="dataset",
+                value=str(self._dataset.catalog.path),
+                remedy="see the error of that rank",
+            )
         planned = sum(at.plan.real_in(at.plan_step))
-        clips = StepClips(planned, at.plan.planned_in(at.plan_step), *failed.tolist())
+        clips = StepClips(planned, at.plan.planned_in(at.plan_step), *failed[:2].tolist())
         if clips.failed and knows_all:  # weights are shares of the clips that are left
             batches = [replace(each, request=replace(each.request, clips_in_step=clips.valid)) for each in batches]
         on_end = partial(self._advance, at, clips, failed_here, trained=True)

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from reelworks.core.shared_array import SharedArray, Slot
 from reelworks.core.worker_pool import ThreadCalls, WorkerDied, WorkerHung, WorkerPool, WorkerStopped
-from reelworks.data.media import decode, sound
-from reelworks.data.media.decode import Frames, MediaError, Request
+from reelworks.data.media import decode, location, sound
+from reelworks.data.media.decode import Frames, MediaError, NotGivenError, Request
+from reelworks.data.media.patience import Patience
 from reelworks.data.media.sound import SoundRequest
 
 T = TypeVar("T")
@@ -33,9 +34,10 @@ _WINDOW = 1000
 
 @dataclass(frozen=True)
 class Failure:
-    """Reason why a clip could not be decoded."""
+    """Reason why a clip could not be decoded; `of_storage` if it says nothing about the clip."""
 
     reason: str
+    of_storage: bool = False
 
 
 Decoded = Frames | Failure
@@ -44,7 +46,7 @@ Decoded = Frames | Failure
 @dataclass(frozen=True)
 class _Read:
     result: Decoded
-    seconds: float
+    seconds: float | None = None  # None if its process died or was killed
 
 
 class DecodePool:
@@ -55,12 +57,21 @@ class DecodePool:
         timeout_seconds: Seconds that a process may spend on one clip before it is killed and the clip fails. Clips that
             its other threads were decoding are decoded again.
             A thread cannot be killed: with 0 workers, one that hangs is left behind, and goes on until the program ends.
+        patience_seconds: Seconds to wait for a storage that gives no clip; 0 makes it a `Failure` at once.
+        leaves: Whether to wait no longer.
 
     Attributes:
         decode_seconds: Time that each of the last 1000 clips took in its decoder.
     """
 
-    def __init__(self, num_workers: int, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        num_workers: int,
+        timeout_seconds: float,
+        *,
+        patience_seconds: float = 0.0,
+        leaves: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.timeout_seconds = timeout_seconds
         self._pid = os.getpid()
         self._closed = False
@@ -73,6 +84,7 @@ class DecodePool:
         )
         self._processes = WorkerPool(THREADS_PER_WORKER) if num_workers else None
         self._calls = ThreadCalls()
+        self._patience = Patience(patience_seconds, leaves)
 
     @property
     def is_of_this_process(self) -> bool:
@@ -95,9 +107,12 @@ class DecodePool:
     def submit(self, request: Request | SoundRequest, into: Slot | None = None) -> Future[Decoded]:
         """Queue a clip or its sound, whose samples come as bytes `[S, 2 · channels]`; one that hangs, or whose process dies in every attempt, results in a `Failure`.
 
+        The future raises `UserError` for what is no clip's fault: `StorageAway`, or the disk of the cache is full.
+
         Args:
             into: Place for the result, of at least its bytes; without it, it has memory of its own.
         """
+        self._patience.ask(request.path)
         return self._threads.submit(self._decode, request, into)
 
     def percentiles(self, *percents: float) -> list[float | None]:
@@ -117,7 +132,7 @@ class DecodePool:
         """
         if not self.is_of_this_process:
             return
-        self._closed = True
+        self._closed = self._patience.is_over = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._processes is not None:
             self._processes.close(_PATIENCE_SECONDS)
@@ -126,15 +141,18 @@ class DecodePool:
         self._threads.shutdown(wait=threading.get_ident() not in self._own_threads)
 
     def _decode(self, request: Request | SoundRequest, into: Slot | None) -> Decoded:
-        if self._processes is None:
-            read = self._read_in_thread(request)
-        else:
-            read = self._read_in_process(self._processes, request, into)
-        if isinstance(read, Failure):
-            return read
-        self.decode_seconds.append(read.seconds)
-        self._decoded += 1
-        if into is None or isinstance(read.result, Failure):
+        read, is_alone = self._attempt(request, into), not self._patience.seconds
+        while isinstance(read.result, Failure) and read.result.of_storage and not is_alone:
+            # One that is not given while others are is to blame.
+            is_alone = self._patience.wait(request.path, read.result.reason)
+            read = self._attempt(request, into)
+        if read.seconds is not None:
+            self.decode_seconds.append(read.seconds)
+            self._decoded += 1
+        if isinstance(read.result, Failure):
+            return read.result
+        self._patience.give(request.path)
+        if into is None:
             return read.result
         if np.may_share_memory(read.result, into.array):  # a process has written it there already
             return read.result
@@ -142,29 +160,22 @@ class DecodePool:
         place[...] = read.result
         return place
 
-    def _read_in_thread(self, request: Request | SoundRequest) -> _Read | Failure:
-        try:
-            return self._calls.call(_read, request, self.timeout_seconds)
-        except WorkerHung:
-            return Failure(_too_long(self.timeout_seconds))
-        except WorkerDied:
-            return Failure("the decoders were closed")
-
-    def _read_in_process(
-        self, processes: WorkerPool, request: Request | SoundRequest, into: Slot | None
-    ) -> _Read | Failure:
+    def _attempt(self, request: Request | SoundRequest, into: Slot | None) -> _Read:
         deaths = 0
         while deaths < _ATTEMPTS:
             try:
+                if self._processes is None:
+                    return self._calls.call(_read, request, self.timeout_seconds)
                 # A process that dies takes the clips of its other threads with it; alone, a clip cannot be such a victim.
-                return processes.call(_read, request, self.timeout_seconds, into=into, alone=deaths > 0)
+                return self._processes.call(_read, request, self.timeout_seconds, into=into, alone=deaths > 0)
             except WorkerHung:
-                return Failure(_too_long(self.timeout_seconds))
+                of_storage = self._patience.seconds > 0 and not location.is_here(request.path)
+                return _Read(Failure(_too_long(self.timeout_seconds), of_storage))
             except WorkerStopped:
                 continue
             except WorkerDied:
                 deaths += 1
-        return Failure("the decoder crashed on it")
+        return _Read(Failure("the decoder crashed on it"))
 
 
 def within_limit(read: Callable[[T], R], value: T) -> R:
@@ -199,5 +210,5 @@ def _read(request: Request | SoundRequest) -> _Read:
         # Arrays that are not contiguous would be copied once more on their way between processes.
         result = np.ascontiguousarray(loaded)
     except MediaError as error:
-        result = Failure(str(error))
+        result = Failure(str(error), isinstance(error, NotGivenError))
     return _Read(result, time.perf_counter() - began)

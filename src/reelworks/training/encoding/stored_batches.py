@@ -285,6 +285,7 @@ class _Item:
             failures=real_failures,
             companions=companions,
             stream=read.stream,
+            stops=read.stops,
             wanted=self.wanted,
             found=self.found,
             decoded=decoded,

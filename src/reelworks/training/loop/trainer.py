@@ -43,7 +43,7 @@ from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import progress
 
-# EX_TEMPFAIL: saved on a signal; a scheduler may requeue the same command.
+# EX_TEMPFAIL: saved before the end; a scheduler may requeue the same command.
 EXIT_REQUEUE = 75
 
 
@@ -53,7 +53,7 @@ class TrainResult:
 
     Attributes:
         run: The run folder.
-        reason: "finished", or "signal" if a signal ended it; the same command goes on.
+        reason: "finished", or what ended it before, so that the same command goes on: "signal", or "storage" if that gave no clip.
         step: Optimizer steps done.
         epoch: From 0.
         checkpoint: The newest one that is whole; None if there is none.
@@ -62,7 +62,7 @@ class TrainResult:
     """
 
     run: Path
-    reason: Literal["finished", "signal"]
+    reason: Literal["finished", "signal", "storage"]
     step: int
     epoch: int
     checkpoint: Path | None
@@ -92,7 +92,7 @@ def train(
         restart_data: Begin the data again, and keep weights and step count.
 
     Returns:
-        0 when finished, `EXIT_REQUEUE` when saved on a signal.
+        0 when finished, `EXIT_REQUEUE` when saved before, on a signal or because a storage gave no clip.
 
     Raises:
         UserError: Anything a person can mend.
@@ -162,9 +162,9 @@ def run(
         folder = RunFolder(Path(recipe.output))
         *_, newest = None, *CheckpointFolder(folder.checkpoints_folder).list()
         path, metrics = (None, {}) if newest is None else (newest.path, listing.finite(newest.metrics))
-        why: Literal["finished", "signal"] = "signal" if end.reason == "signal" else "finished"
+        why = "finished" if end.reason == "stage" else end.reason
         on_end(TrainResult(folder.path, why, end.position.global_step, end.position.epoch, path, metrics, exported))
-    return EXIT_REQUEUE if end.reason == "signal" else 0
+    return EXIT_REQUEUE if end.reason in ("signal", "storage") else 0
 
 
 @dataclass(frozen=True)

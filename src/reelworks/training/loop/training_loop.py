@@ -20,6 +20,7 @@ from reelworks.data.loader import failures
 from reelworks.data.loader.failures import FailedClip
 from reelworks.data.loader.position import DataPosition, next_epoch, no_steps
 from reelworks.data.media.decode_pool import DecodePool
+from reelworks.data.media.patience import AWAY_SECONDS, StorageAway
 from reelworks.models.export import exports_folder
 from reelworks.training.encoding.encode_prefetcher import EncodePrefetcher
 from reelworks.training.loop import resume
@@ -39,8 +40,8 @@ from reelworks.training.step.forward_times import ForwardTimes
 from reelworks.training.step.step_sums import StepFlags
 from reelworks.training.step.train_step import StepResult, TrainStep
 
-# "stage": finished, and another stage follows; "signal": the same command goes on
-EndReason = Literal["finished", "stage", "signal"]
+# "stage": finished, and another stage follows; "signal", "storage": the same command goes on
+EndReason = Literal["finished", "stage", "signal", "storage"]
 
 
 class Trainer:
@@ -81,6 +82,7 @@ class Trainer:
         ]
         self._consecutive_non_finite = 0
         self._step_seconds = 0.0
+        self._stuck: UserError | None = None  # why the last step was not taken
 
     def observe(self, *, first: StepObserver, last: Iterable[StepObserver]) -> None:
         """Add an observer that comes before all others, and some that come after them."""
@@ -90,11 +92,23 @@ class Trainer:
     def train(self, position: DataPosition, stage: Stage, stops: StopRequest) -> tuple[DataPosition, EndReason]:
         """Train from a position to the end of the stage, and return where and why training stopped."""
         self._stage, self._stop = stage, stops
-        decoders = self._recipe.data.num_workers if self._encoder.decodes(self.data.table) else 0
-        with contextlib.closing(DecodePool(decoders, self._recipe.data.decode_timeout)) as pool:
+        pool = DecodePool(
+            self._recipe.data.num_workers if self._encoder.decodes(self.data.table) else 0,
+            self._recipe.data.decode_timeout,
+            # The wait is part of a step, which may take only so long.
+            patience_seconds=min(AWAY_SECONDS, self._recipe.parallel.step_seconds / 2),
+            leaves=lambda: stops.is_asked,
+        )
+        with contextlib.closing(pool):
             end = self._train_steps(position, pool) if self._catch_up(position, pool) else position
             reason: EndReason = "finished"
-            if stops.is_agreed or not stage.ends_run(end.global_step):
+            if self._stuck is not None and not stops.agree():
+                # Where nothing was trained, the next start would come no further.
+                if end.global_step == position.global_step or not isinstance(self._stuck, StorageAway):
+                    raise self._stuck
+                logger.warning("%s", self._stuck)
+                reason = "storage"
+            elif stops.is_agreed or not stage.ends_run(end.global_step):
                 # A signal may have come to one rank since its last step began.
                 reason = "signal" if stops.agree() else "stage"
             self._end(end, pool, reason)
@@ -117,7 +131,7 @@ class Trainer:
 
     def _train_steps(self, position: DataPosition, pool: DecodePool) -> DataPosition:
         """Train step after step, and return where training stopped."""
-        data, encode = self._recipe.data, self._recipe.encode
+        begun, data, encode = position.global_step, self._recipe.data, self._recipe.encode
         batches = EncodePrefetcher(  # from the position to the end of training, across epochs
             self._encoder.read(self._source.requests_from(position), pool, data.prefetch_budget_bytes),
             self._examples.encode,
@@ -136,9 +150,14 @@ class Trainer:
                     self._begin_segment(position)
                 continue
             position, flags = self._take_step(position, batches)
+            if self._stuck is not None:
+                break
             # A signal to any rank stops all ranks after the same step.
             self._stop.is_agreed = flags.stop and not self._is_done(position)
             self._after_step(position, pool, flags)
+        if self._stuck is not None and position.global_step > begun:
+            self._world.mark("after it", position.global_step, limited=False)
+            self._checkpoints.save_last(position, {}, is_over=False)
         if self._world.is_main and not position.at_end:
             self._log.records.end(position)
         return position
@@ -156,7 +175,8 @@ class Trainer:
     def _take_step(self, position: DataPosition, batches: EncodePrefetcher) -> tuple[DataPosition, StepFlags]:
         """Train the step at a position, log it, and raise if too much has failed to go on.
 
-        Returns the position after the step, and the flags of all ranks.
+        Returns the position after the step, and the flags of all ranks. If clips are not read for a reason that is not
+        theirs, no step is taken, and `_stuck` says why.
         """
         began = time.monotonic()
         step = position.global_step
@@ -170,6 +190,10 @@ class Trainer:
             self._each(lambda observer: observer.before_step(step + 1))
             result = self._run_step(position, batches, self._checkpoints.flags(stop=self._stop.is_asked))
         self._step_seconds = time.monotonic() - began
+        if result.flags.stuck:
+            reasons: list[Any] = self._world.gather(result.stops)
+            self._stuck = next(filter(None, reasons))
+            return position, result.flags
         failed: list[FailedClip] = []
         if result.clips + result.repeats < sum(position.plan.real_in(position.plan_step)):
             of_ranks: list[Any] = self._world.gather(failures.failed_clips(result.batches))
@@ -259,7 +283,7 @@ class Trainer:
     def _end(self, position: DataPosition, pool: DecodePool, reason: EndReason) -> None:
         self._each(lambda observer: observer.end(self._pause(position, pool)))
         self._log.event("stop", step=position.global_step, reason=reason)
-        if reason == "signal":
+        if reason in ("signal", "storage"):
             logger.info("stopped after step %d; the same command goes on", position.global_step)
         for line in exports_folder.how_to_use(self._checkpoints.exported) if reason == "finished" else ():
             logger.info(line)

@@ -23,6 +23,7 @@ class StepFlags(NamedTuple):
     stop: bool  # save and stop training
     save: bool
     writing: bool  # do not publish the asynchronous save yet: this rank is still writing its shard
+    stuck: bool = False  # do not take the step: clips cannot be read, for a reason that is not theirs
 
 
 _COUNTS = 3 + len(StepFlags._fields)  # values of `StepSums.counts`

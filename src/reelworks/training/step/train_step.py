@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from reelworks.core import hash_rng
+from reelworks.core.errors import UserError
 from reelworks.core.hash_rng import Purpose
 from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.buckets.table import BucketTable
@@ -70,6 +71,7 @@ class StepResult:
         skipped_by_recipe: True if train.skip_steps names the step.
         idle: Layers of an adapter whose gradient is not finite, if they were not told before.
         spike: What was far above the usual, if anything was.
+        stops: Why the step must not be taken, if clips of this rank say so, see `MicroBatch.stops`; its `flags` are `stuck` then.
         batches: Micro-batches that count on this rank, without their frames; with `clip_losses` and `clip_times` the only parts that
             are not equal on all ranks.
         clip_losses, clip_times: Loss and timestep of each clip of `batches`, one after another; empty if they are not noted.
@@ -91,6 +93,7 @@ class StepResult:
     blame: NonFiniteCause | None = None
     idle: Sequence[IdleLayers] = ()
     spike: Spike | None = None
+    stops: UserError | None = None
     batches: tuple[MicroBatch, ...] = ()
     clip_losses: list[float] = field(default_factory=list)
     clip_times: list[float] = field(default_factory=list)
@@ -163,6 +166,8 @@ class TrainStep:
         sums, kept = self._accumulate(examples, planned_weight, forwards, step)
         rate = self.set_rate(step)
         own = [each for each in kept if self._counts(each.batch)]
+        stops = next((each.batch.stops for each in kept if each.batch.stops), None)
+        flags = flags._replace(stuck=stops is not None)
         sums = sums.over_ranks(self.world, _count_clips(own), flags)
         # Failed clips and conditioning frames were planned, and have no weight.
         scale = planned_weight / sums.weight
@@ -177,7 +182,7 @@ class TrainStep:
 
         weight = totals.weight
         finite = math.isfinite(totals.loss) and (weight == 0 or math.isfinite(grad_norm))
-        learns = finite and weight > 0
+        learns = finite and weight > 0 and not totals.flags.stuck
         spike = self._compare_with_recent(totals.loss_by_kind, grad_norm, planned, kept) if learns else None
         applied = learns and (spike is None or train.spikes != "skip")
         if applied:
@@ -205,6 +210,7 @@ class TrainStep:
             blame=blame,
             idle=idle,
             spike=spike,
+            stops=stops,
             batches=tuple(each.batch.without_frames() for each in own),
             clip_losses=losses,
             clip_times=times,

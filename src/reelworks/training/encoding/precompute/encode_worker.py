@@ -22,6 +22,7 @@ from reelworks.data.loader import prefetch
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.media.config import DataConfig
 from reelworks.data.media.decode_pool import DecodePool
+from reelworks.data.media.patience import AWAY_SECONDS
 from reelworks.training.encoding import conditioning, request_key, values
 from reelworks.training.encoding.conditioning import CLIP
 from reelworks.training.encoding.encoders import FrozenEncoders
@@ -115,12 +116,15 @@ class EncodeWorker:
     def _stream(self, chunks: Iterable[Chunk], progress: Progress, report: Report) -> None:
         """Encode claimed chunks, and release each when its values are on disk; decoding runs ahead of encoding."""
         if self._pool is None:
-            self._pool = DecodePool(self._config.num_workers, self._config.decode_timeout)
+            how = self._config.num_workers, self._config.decode_timeout
+            self._pool = DecodePool(*how, patience_seconds=AWAY_SECONDS)
         ends: dict[int, Chunk] = {}  # by the identity of the last micro-batch of each
         behind: deque[Future[None]] = deque()
         with ThreadPoolExecutor(1, thread_name_prefix="store") as writer:
             work = self._work(chunks, ends)
             for batch in prefetch.read_ahead(work, self._pool, self._config.prefetch_budget_bytes):
+                if batch.stops is not None:
+                    raise batch.stops
                 behind.append(self._encode_batch(batch, writer, progress))
                 if (chunk := ends.pop(id(batch.request), None)) is not None:
                     behind.append(writer.submit(self._finish, chunk))
