@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tarfile
 import time
 from pathlib import Path
+from typing import Any
 
 import catalog_crash
 import media_makers as media
@@ -13,10 +15,12 @@ import numpy as np
 import places
 import pytest
 from killed_scans import write_pictures
+from refused import refused
 
+from reelworks.core import retry
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.config import Source
-from reelworks.data.catalog.scan import examine, journal, scan
+from reelworks.data.catalog.scan import examine, journal, listing, scan
 from reelworks.data.catalog.scan.scan import ScanProgress, ScanResult, scan_sources
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.media import probe
@@ -209,7 +213,7 @@ def test_a_file_that_could_not_be_read_is_tried_again(data: Path, target: Path) 
     target_of_link = data.parent / "later.png"
     places.link(data / "link.png", target_of_link)
     result = run(data, target)
-    assert (str(data / "link.png"), "cannot be read: No such file or directory") in result.bad_files
+    assert (str(data / "link.png"), "a link to what is not there") in result.bad_files
     assert counts(run(data, target)) == (0, 0, 5, 0)
     media.write_picture(target_of_link)
     result = run(data, target)
@@ -381,6 +385,65 @@ def test_a_folder_that_cannot_be_listed_is_an_error(data: Path, target: Path, mo
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(UserError, match=r"sub cannot be read \(Permission denied\)"):
         run(data, target)
+
+
+def test_a_link_to_a_folder_that_is_away_is_an_error(data: Path, target: Path, tmp_path: Path) -> None:
+    """If there were clips behind it; it is none where something else has its name, or it is deleted."""
+    (data / "sub").rename(tmp_path / "mounted")
+    places.link(data / "sub", tmp_path / "mounted")
+    assert counts(run(data, target)) == (4, 0, 0, 0)
+    (tmp_path / "mounted").rename(tmp_path / "away")
+    with refused("folder-unreadable", "dataset 'd'", says="sub is a link to what is not there"):
+        run(data, target)
+    assert len(paths(target)) == 4
+    assert counts(run(data, tmp_path / "new"))[0] == 2
+    (data / "sub").unlink()
+    assert counts(run(data, target)) == (0, 0, 1, 3)
+
+
+class _Stale:
+    """An entry of a folder on a mount of which look-ups fail, so many times."""
+
+    def __init__(self, entry: os.DirEntry[str], times: int, code: int) -> None:
+        self.name, self.path, self.is_symlink = entry.name, entry.path, entry.is_symlink
+        self._entry, self._times, self._code = entry, times, code
+
+    def _look(self, what: str) -> Any:
+        if self._times:
+            self._times -= 1
+            raise OSError(self._code, os.strerror(self._code))
+        return getattr(self._entry, what)()
+
+    def stat(self) -> os.stat_result:
+        return self._look("stat")
+
+    def is_dir(self) -> bool:
+        return self._look("is_dir")
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.ENOTCONN])
+def test_a_name_that_cannot_be_looked_up_keeps_its_clips(
+    data: Path, target: Path, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again; if it stays so, a clip's row stays, and what may be a folder is refused."""
+    assert counts(run(data, target)) == (4, 0, 0, 0)
+    before, inside, times = Catalog.open(target).live().to_table(), listing._inside, {"a.png": 3, "sub": 3}
+
+    def stale(folder: Path) -> tuple[os.stat_result, list[Any]]:
+        status, entries = inside(folder)
+        return status, [_Stale(entry, times.get(entry.name, 0), code) for entry in entries]
+
+    monkeypatch.setattr(listing, "_inside", stale)
+    monkeypatch.setattr(retry, "WAITS_SECONDS", (0.0,) * 3)
+    assert counts(run(data, target)) == (0, 0, 4, 0)
+    times["a.png"] = 99
+    result = run(data, target)
+    assert (counts(result), len(result.bad_files)) == ((0, 0, 4, 0), 1)
+    assert any(f"a.png: cannot be read now: {os.strerror(code)}" in note for note in result.notes)
+    times["sub"] = 99
+    with refused("folder-unreadable", says=os.strerror(code)):
+        run(data, target)
+    assert Catalog.open(target).live().to_table() == before
 
 
 def test_two_sources_of_one_name(data: Path, target: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 from urllib.parse import unquote
 
+from reelworks.core import retry
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.scan import archive, remote
 from reelworks.data.catalog.scan.archive import Archives
@@ -46,7 +47,7 @@ def _entry(path: str, root: str, archives: Archives) -> SourceFile:
         return SourceFile(path, problem=formats.why_not_read(path))
     try:
         # Making a Path for each of millions of files takes longer than the lookup.
-        status = os.stat(f"{root}/{path}")  # noqa: PTH116
+        status = retry.with_retries(lambda: os.stat(f"{root}/{path}"))  # noqa: PTH116
     except (FileNotFoundError, NotADirectoryError):
         return archives.member(path) or SourceFile(path, problem=NO_FILE)
     except OSError as error:

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from reelworks.core import user_files
+from reelworks.core import retry, user_files
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.scan import archive, lists, remote
 from reelworks.data.catalog.scan.caption_names import SUFFIXES, CaptionNames
 from reelworks.data.catalog.scan.source_files import (
+    NO_TARGET,
     Listing,
     SourceFile,
     count_text,
@@ -45,7 +46,8 @@ def list_folder(name: str, root: Path) -> Listing:
     """List a dataset's files, depth first, in sorted order, but for captions, sidecars, and what is hidden.
 
     Links are followed, except to a folder that contains them. Run folders are skipped: what a run generated is
-    not training data, nor are a run's own folders in a dataset's folder that is its output. An unreadable folder is refused, since its clips would otherwise count as deleted.
+    not training data, nor are a run's own folders in a dataset's folder that is its output. An unreadable folder is refused, since its clips would otherwise count as deleted;
+    a link to what is not there is refused by `Update.compare`, if there were clips behind it.
     """
     if not root.is_dir():
         raise UserError(
@@ -74,16 +76,9 @@ def _walk(
     name: str, folder: Path, prefix: str, above: tuple[tuple[int, int], ...], sidecars: Counter[str]
 ) -> Iterator[SourceFile]:
     try:
-        status = folder.stat()
-        with os.scandir(folder) as scanned:
-            inside = sorted((e for e in scanned if not e.name.startswith(".")), key=lambda e: e.name)
+        status, inside = retry.with_retries(lambda: _inside(folder))
     except OSError as error:
-        raise UserError(
-            f"the folder {folder} cannot be read ({error.strerror})",
-            code="folder-unreadable",
-            field=f"dataset {name!r}",
-            remedy="correct its permissions, or move it out of the dataset",
-        ) from error
+        raise _unreadable(name, folder, error) from error
     identity = (status.st_dev, status.st_ino)
     if identity in above:  # a link to a folder that contains it
         return
@@ -94,7 +89,7 @@ def _walk(
         inside = [entry for entry in inside if entry.name not in RUN_FOLDERS]  # the dataset's folder is the output
     captions = CaptionNames(names)
     for entry in inside:
-        if _is_folder(entry):
+        if _is_folder(entry, name):
             yield from _walk(name, folder / entry.name, f"{prefix}{entry.name}/", (*above, identity), sidecars)
         elif formats.is_sidecar(entry.name):
             sidecars.update([] if entry.name.lower().endswith(SUFFIXES) else [extension_of(entry.name)])
@@ -104,11 +99,29 @@ def _walk(
             yield _entry(entry, prefix, captions)
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
+def _inside(folder: Path) -> tuple[os.stat_result, list[os.DirEntry[str]]]:
+    status = folder.stat()
+    with os.scandir(folder) as scanned:
+        return status, sorted((e for e in scanned if not e.name.startswith(".")), key=lambda e: e.name)
+
+
+def _unreadable(name: str, folder: Path | str, error: OSError) -> UserError:
+    return UserError(
+        f"the folder {folder} cannot be read ({error.strerror})",
+        code="folder-unreadable",
+        field=f"dataset {name!r}",
+        remedy="mount what it is on, correct its permissions, or move it out of the dataset",
+    )
+
+
+def _is_folder(entry: os.DirEntry[str], name: str) -> bool:
+    """Return whether an entry is a folder; one that may be one and cannot be looked at is refused."""
     try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
+        return retry.with_retries(entry.is_dir)
+    except OSError as error:
+        if location.is_of_storage(error) and not (formats.kind_of(entry.name) or formats.is_archive(entry.name)):
+            raise _unreadable(name, entry.path, error) from error
+        return False  # as a link to itself
 
 
 def _is_run(run: RunFolder) -> bool:
@@ -124,9 +137,10 @@ def _entry(entry: os.DirEntry[str], prefix: str, names: CaptionNames) -> SourceF
     path = prefix + entry.name
     captions = names.files_of(entry.name)
     try:
-        status = entry.stat()
+        status = retry.with_retries(entry.stat)
     except OSError as error:
-        return SourceFile(path, problem=f"cannot be read: {error.strerror}")
+        is_dangling = isinstance(error, FileNotFoundError) and entry.is_symlink()
+        return SourceFile(path, problem=NO_TARGET if is_dangling else location.problem(error))
     problem = None if formats.kind_of(entry.name) else formats.why_not_read(entry.name)
     problem = problem if stat.S_ISREG(status.st_mode) else "not a regular file"
     return SourceFile(path, status.st_size, location.changed_ns(status), problem, captions=captions)

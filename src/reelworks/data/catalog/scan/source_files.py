@@ -18,6 +18,7 @@ from reelworks.data.media import formats
 from reelworks.data.media.probe import Probe
 
 NO_FILE = "no such file"
+NO_TARGET = "a link to what is not there"
 # Fields of a file, and columns of its rows, by which it is known without being opened: any other value may be another content.
 STATE = ("start", "size_bytes", "mtime_ns")
 

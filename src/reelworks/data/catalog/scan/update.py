@@ -18,7 +18,7 @@ from reelworks.core.errors import UserError
 from reelworks.data.catalog.scan import clip_ranges, probe_pool
 from reelworks.data.catalog.scan.caption_names import NO_FILES
 from reelworks.data.catalog.scan.examine import FileRequest, Finding
-from reelworks.data.catalog.scan.source_files import STATE, Listing, SourceFile
+from reelworks.data.catalog.scan.source_files import NO_TARGET, STATE, Listing, SourceFile
 from reelworks.data.catalog.store import integrity, kept_measures
 from reelworks.data.catalog.store.schema import SCORE, as_numpy, with_scores
 from reelworks.data.catalog.store.store import Catalog
@@ -96,6 +96,7 @@ class Update:
             former = self._live.take(np.zeros(0, dtype=np.int64)) if outdated else self._live
             files = clip_ranges.expand(files, former, dataset, cut)
         entries = files.entries
+        self._require_targets(dataset, entries)
         self._scores |= dict.fromkeys(files.scores)
         uid = uids_of(dataset, [entry.path for entry in entries], [entry.clip for entry in entries])
         position = self._live.find(uid)
@@ -128,6 +129,20 @@ class Update:
         if files.captions is not None:
             self._update_listed(listed, np.flatnonzero(~look))
         return listed
+
+    def _require_targets(self, dataset: str, entries: Sequence[SourceFile]) -> None:
+        """Refuse a link to a folder that is not there, and had clips."""
+        for entry in entries:
+            if entry.problem != NO_TARGET or kind_of(entry.path) is not None:
+                continue
+            rows = np.flatnonzero(as_numpy(pc.starts_with(self._live.path, f"{entry.path}/")))
+            if any(self._live.readable[row] and self._live.dataset_name(row) == dataset for row in rows.tolist()):
+                raise UserError(
+                    f"{entry.path} is {NO_TARGET}, and had clips behind it",
+                    code="folder-unreadable",
+                    field=f"dataset {dataset!r}",
+                    remedy="mount what it leads to, or delete the link",
+                )
 
     def _same_scores(self, listed: Listed, number: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return a mask of the files of these numbers whose live rows have exactly the scores of the list; others were measured."""
