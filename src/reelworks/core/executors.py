@@ -80,21 +80,9 @@ def connect(engine: str, workers: int = 0) -> AbstractContextManager[Executor]:
     """Connect to an engine's workers for a block; those of this machine are `workers` processes, 0 for one on each core.
 
     Raises:
-        UserError: There is no such engine, or it has a number of workers of its own; or, as the block begins, it cannot be
-            reached.
+        UserError: There is no such engine; or, as the block begins, it cannot be reached.
     """
-    if engine == LOCAL:
-        return nullcontext(LocalExecutor(workers or machine.cores()))
-    elsewhere = connect_elsewhere(engine)
-    if workers:
-        raise UserError(
-            "they are those of this machine, and the engine has its own",
-            code="workers-of-another-engine",
-            field="--workers",
-            value=workers,
-            remedy="leave it out, or scan with --engine local",
-        )
-    return elsewhere
+    return nullcontext(LocalExecutor(workers or machine.cores())) if engine == LOCAL else connect_elsewhere(engine)
 
 
 def connect_elsewhere(engine: str, *, for_actors: bool = False) -> AbstractContextManager[ActorExecutor]:

@@ -39,14 +39,15 @@ class Patience:
         self._since: dict[str, float] = {}  # when each was found to be away
 
     def ask(self, file: MediaPath) -> None:
-        """Note that a file will be read."""
-        self._others[location.storage_of(file)] = file
+        """Note that a file will be read; for one of this machine, its folder is asked."""
+        if location.is_remote(file):
+            self._others[location.storage_of(file)] = file
 
     def give(self, file: MediaPath) -> None:
         """Note that a file was read."""
-        storage = location.storage_of(file)
-        self._given[storage] = file
-        if self._since.pop(storage, None) is not None:
+        if location.is_remote(file):
+            self._given[location.storage_of(file)] = file
+        if self._since and self._since.pop(storage := location.storage_of(file), None) is not None:
             logger.info("%s gives clips again", storage)
 
     def wait(self, file: MediaPath, reason: str) -> bool:

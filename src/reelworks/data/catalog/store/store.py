@@ -85,7 +85,7 @@ class Catalog:
                 them, whose folders of companions are read too.
             to: Folder of the catalog; created if it does not exist. Unchanged files are not opened again.
             workers: Number of threads or processes of this machine that read files; 0 uses one for each core.
-            engine: "local" reads the files on this machine; another name, on all workers of that engine.
+            engine: "local" reads the files on this machine; another name, on all workers of that engine, whatever `workers` is.
 
         Raises:
             UserError: A folder is missing or holds no media, the catalog cannot be written, or there is no such engine.
