@@ -148,7 +148,7 @@ class ShardedOptimizer:
         Of schedule-free AdamW also β1, by which its weights lie between the average and z.
         """
         states = {self._names[id(weight)]: self._saved(weight, state) for weight, state, _ in self._weights()}
-        found = {}
+        found: dict[str, Any] = {}
         for part, group in self._groups():
             found |= {f"{part.expert}{key}": group[key] for key in _FOUND if key in group}
             if "weight_sum" in group:
