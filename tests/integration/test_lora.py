@@ -316,8 +316,8 @@ def test_a_lora_never_goes_on_upon_another_base(lora, tmp_path):
     assert "the checkpoint's LoRA has alpha 8" in children.output(stronger)
     with safe_open(next((tmp_path / "run" / "exports").glob("step-000000002*kohya*")), "pt") as file:
         told = file.metadata()
-    assert told["ss_sd_model_name"] == str(copied)
-    assert Base.from_json(told["reelworks_base"]).weights == str(copied)
+    assert told["ss_sd_model_name"] == copied.name
+    assert Base.from_json(told["reelworks_base"]).weights == copied.name
     save_file({k: v + 1 for k, v in load_file(copied).items()}, copied)
     with pytest.raises(UserError, match="the LoRA was trained on"):
         LoadedModel.load(tmp_path / "run")

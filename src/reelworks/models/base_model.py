@@ -11,6 +11,7 @@ from torch import Tensor
 
 from reelworks.core import digests, user_files
 from reelworks.core.errors import UserError
+from reelworks.models import hub
 from reelworks.models.storage import stored_weights
 
 
@@ -25,6 +26,10 @@ class Base(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.weights or 'fresh weights'} ({self.model}, {self.digest[:8]})"
+
+    def for_others(self) -> Base:
+        """Return it as a file that is given away names it: without the folders of this machine."""
+        return self._replace(weights=self.weights and hub.name_for_others(self.weights))
 
     def to_json(self) -> str:
         """Return this object as JSON, for a checkpoint or a file's header."""

@@ -46,6 +46,12 @@ def strip_revision(source: str) -> str:
     return source if found is None or Path(source).expanduser().exists() else found.repository
 
 
+def name_for_others(source: str) -> str:
+    """Return a source of weights as a file that is given away names it: a hub id, or the last part of a path."""
+    place = Path(source).expanduser()
+    return source if is_id(source) and not place.exists() else place.name
+
+
 def pretrained_arguments(source: str) -> tuple[str, dict[str, str]]:
     """Return what `from_pretrained` of transformers and diffusers gets for a source: its name, and its revision if any."""
     found, place = parse(source), Path(source).expanduser()

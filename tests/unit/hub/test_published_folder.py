@@ -23,7 +23,7 @@ from PIL import Image
 from published_run import PERSON, PROMPT
 from refused import refused
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from reelworks.annexes.hub import card, neutral, publish
@@ -32,7 +32,10 @@ from reelworks.annexes.hub.request import PublishRequest
 from reelworks.commands.main import app
 from reelworks.core import toml, toml_none
 from reelworks.data.run.config import LoggingConfig
+from reelworks.inference.generate import export_run
 from reelworks.inference.previews import previews
+from reelworks.models.adapters.conventions import CONVENTIONS
+from reelworks.models.base_model import Base
 from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.recipe import Recipe
 
@@ -212,6 +215,32 @@ def test_nothing_tells_who_trained_it_or_where(run, tmp_path):
     with safe_open(folder / "mug-kohya.safetensors", "pt") as file:
         assert file.metadata()["ss_sd_model_name"] == "wan-tiny"
         assert json.loads(file.metadata()["reelworks_base"])["weights"] is None
+
+
+def test_no_file_that_is_given_away_tells_where_it_was_made(run, tmp_path):
+    """Those of `checkpoints export` and of the verbs of `lora` name the base by the last part of its path, or by its hub id."""
+    out, base, tuned = tmp_path / "out", tmp_path / PERSON / "wan.safetensors", tmp_path / PERSON / "tuned.safetensors"
+    weights = {"blocks.0.attn1.to_q.weight": torch.zeros(24, 24)}
+    save_file(weights, base)
+    save_file({name: value + 1 for name, value in weights.items()}, tuned)
+    files = [export_run.export(run.path, out / f"{form}.safetensors", format=form).files[0] for form in CONVENTIONS]
+    for verb in (
+        *(["resize", file, "--rank", "1"] for file in files),
+        *(["merge", f"{file}=0.5", file] for file in files),
+        ["average", run.path, "--sigma-rel", "0.2"],
+        ["extract", base, tuned, "--rank", "1", "--model", "wan-tiny"],
+    ):
+        target = out / f"{len(list(out.iterdir()))}.safetensors"
+        done = CliRunner().invoke(app, ["lora", *map(str, verb), "-o", str(target)])
+        assert done.exit_code == 0, done.output
+        assert target.is_file()
+    for text in texts(out):
+        assert PERSON.encode() not in text.lower()
+        assert str(tmp_path).encode() not in text
+    with safe_open(files[0], "pt") as file:
+        header = file.metadata()
+    assert (header["ss_sd_model_name"], json.loads(header["reelworks_base"])["weights"]) == ("wan", "wan")
+    assert Base("wan-tiny", BASE, "").for_others().weights == BASE
 
 
 def test_the_recipe_still_is_one_and_trains_alike(run, tmp_path):

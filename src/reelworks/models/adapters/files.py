@@ -122,6 +122,7 @@ def release_header(model: str, convention: Convention, adapter: Adapter, base: B
     if release is not None and release.base_version is not None:
         header["ss_base_model_version"] = release.base_version
     if base is not None:
+        base = base.for_others()
         header |= {BASE: base.to_json(), "ss_sd_model_name": base.weights or base.model}
     return header
 
