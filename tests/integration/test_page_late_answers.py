@@ -160,7 +160,7 @@ LATE = {
     ),
     "generate": (
         "#/run/{run}/checkpoints",
-        "**/checkpoints/generate",
+        "**/checkpoints/*/generate",
         [lambda shown, i=i: shown.locator("button:text-is('Generate')").nth(i).click() for i in (0, 1)],
         ".generate h2",
     ),

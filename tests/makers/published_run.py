@@ -8,19 +8,22 @@ from typing import Any
 import av
 import media_makers
 import numpy as np
+import plan_summaries
 import tiny_recipe
 import torch
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from reelworks.core import digests
+from reelworks.core import digests, files
 from reelworks.data.checkpoint import save
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run.events import EventLog
 from reelworks.data.run.folder import RunFolder
 from reelworks.models.base_model import Base
 from reelworks.models.export import lora
+from reelworks.training.plan.plan_report import PlanSummary
 from reelworks.training.recipe import recipe_file
+from reelworks.training.recipe.recipe import Recipe
 
 # In names of folders, files, accounts and tags; none of it may be published.
 PERSON = "ottilie"
@@ -61,6 +64,16 @@ def make(
     return run
 
 
+def go_on(run: RunFolder, step: int, recipe: Recipe, data: PlanSummary | None = None, **start: Any) -> None:
+    """Train ten more steps after a step by another recipe, or by the same one on another plan, on eight GPUs."""
+    name, log = run.keep_recipe(recipe_file.dump(recipe)), EventLog(run.events_file)
+    log.write("start", step=step, recipe=name, resumed_from=step, **{"device": "gpu", "world_size": 8} | start)
+    files.write_json(run.summary_file(step), data or plan_summaries.summary())
+    for number in range(step + 1, step + 11):
+        log.write("step", step=number, clips=2, seconds=1.0, applied=True, epoch=0)
+    _save(CheckpointFolder(run.checkpoints_folder), step + 10)
+
+
 def _save(store: CheckpointFolder, step: int) -> None:
     torch.manual_seed(step)
     names = [f"blocks.{i}.attn{j}.to_q.lora_{side}.default.weight" for i in (0, 1) for j in (1, 2) for side in "AB"]
@@ -90,5 +103,5 @@ def write_previews(run: RunFolder, log: EventLog) -> None:
             if packet.dts is not None:
                 packet.stream = stream
                 tagged.mux(packet)
-    files = [f"step-000000010/{name}" for name in ("00.png", "01.mp4")]
-    log.write("samples", step=10, files=files, prompts=[PROMPT, PROMPT], by="own", num_inference_steps=8)
+    names = [f"step-000000010/{name}" for name in ("00.png", "01.mp4")]
+    log.write("samples", step=10, files=names, prompts=[PROMPT, PROMPT], by="own", num_inference_steps=8)

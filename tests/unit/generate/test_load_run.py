@@ -33,6 +33,7 @@ from reelworks.inference.generate.load_run import LoadedModel
 from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.training.assembly import init_from
 from reelworks.training.encoding.encoders import FrozenEncoders
+from reelworks.training.plan.plan_report import PlanSummary
 from reelworks.training.recipe import recipe_file
 from reelworks.training.step import progress
 
@@ -216,25 +217,21 @@ def test_generate_tells_words_that_are_not_seen(
     assert (told in said.out) == bool(unseen)
 
 
-def _planned(run: RunFolder, *buckets: tuple[int, int, int, int]) -> None:
-    """Say that an epoch has clips in buckets of a number of frames, height, width."""
-    run.plan_folder.mkdir(exist_ok=True)
-    planned = [plan_summaries.bucket(*bucket, tokens=bucket[1]) for bucket in buckets]
-    files.write_json(run.plan_folder / "summary.json", plan_summaries.summary(*planned))
+def _planned(*buckets: tuple[int, int, int, int]) -> PlanSummary:
+    """Return the summary of an epoch that has clips in buckets of a number of frames, height, width."""
+    return plan_summaries.summary(*(plan_summaries.bucket(*bucket, tokens=bucket[1]) for bucket in buckets))
 
 
-def test_the_usual_shape_is_that_of_the_most_tokens(tmp_path: Path) -> None:
+def test_the_usual_shape_is_that_of_the_most_tokens() -> None:
     """Pictures go by buckets of pictures and clips by those of clips, where a run has them; empty ones count nowhere."""
-    run, recipe = RunFolder(tmp_path), recipe_file.parse(RECIPE)
-    assert defaults.shape(run, recipe, picture=True) == Shape(1, 64, 96)
-    assert defaults.shape(run, recipe, picture=False) == Shape(17, 64, 96)
-    _planned(run, (0, 9, 8, 8), (100, 1, 512, 640), (20, 1, 640, 640), (5, 17, 64, 96), (11, 5, 96, 64))
-    assert defaults.shape(run, recipe, picture=True) == Shape(1, 512, 640)
-    assert defaults.shape(run, recipe, picture=False) == Shape(17, 64, 96)
-    _planned(run, (20, 1, 640, 512))
-    assert defaults.shape(run, recipe, picture=False) == Shape(1, 640, 512)
-    _planned(run, (20, 17, 64, 96))
-    assert defaults.shape(run, recipe, picture=True) == Shape(1, 64, 96)
+    recipe = recipe_file.parse(RECIPE)
+    planned = _planned((0, 9, 8, 8), (100, 1, 512, 640), (20, 1, 640, 640), (5, 17, 64, 96), (11, 5, 96, 64))
+    assert defaults.shape(None, recipe, picture=True) == Shape(1, 64, 96)
+    assert defaults.shape(None, recipe, picture=False) == Shape(17, 64, 96)
+    assert defaults.shape(planned, recipe, picture=True) == Shape(1, 512, 640)
+    assert defaults.shape(planned, recipe, picture=False) == Shape(17, 64, 96)
+    assert defaults.shape(_planned((20, 1, 640, 512)), recipe, picture=False) == Shape(1, 640, 512)
+    assert defaults.shape(_planned((20, 17, 64, 96)), recipe, picture=True) == Shape(1, 64, 96)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +257,8 @@ def test_generate_takes_the_size_that_was_trained(
     options: list[str],
     said: str,
 ) -> None:
-    _planned(run, (9, 1, 24, 16), (9, 4, 16, 32))
+    run.plan_folder.mkdir(exist_ok=True)
+    files.write_json(run.summary_file(), _planned((9, 1, 24, 16), (9, 4, 16, 32)))
     arguments = ["generate", str(run.path), "--prompt", "a", "-o", str(run.path / output), *options]
     arguments = [word.replace("{run}", str(run.path)) for word in arguments]
     monkeypatch.setattr(sys, "argv", ["reelworks", *arguments, "--num-inference-steps", "1"])

@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import save_file
 from unrounded import Unrounded
 
-from reelworks.annexes.hub.card import Card, Trained
+from reelworks.annexes.hub.card import Card
+from reelworks.annexes.hub.trained import Trained, TrainedPart
 from reelworks.core.shape import Shape
 from reelworks.inference.generate import diffusers_pipeline
 from reelworks.inference.generate.pipeline import GenerateOptions
@@ -73,9 +74,10 @@ def recipe_for(name: str, place: object = "c/d", **changes: Any) -> Any:
 def card_of(recipe: Any, scale: float = 3.0, steps: int = 9) -> Card:
     """Return the card of a recipe's LoRA, which is drawn with a guidance scale."""
     pictures = components.family_config(recipe.model).pictures_only
-    trained, files = Trained(1, 0, 1, 1.0, "cpu", 1, {}), [("lora.safetensors", "diffusers")]
+    trained = Trained(1, 0, {"1 × cpu": 1.0}, {}, [TrainedPart(1, 1, recipe, None, 1)], {})
+    files = [("lora.safetensors", "diffusers")]
     shape, sampling = Shape(1 if pictures else 9, 32, 64), SamplingDefaults(scale, steps)
-    return Card("a/b", "run", recipe, "c/d", None, PROMPT, files, [], None, trained, None, shape, sampling, 12.0)
+    return Card("a/b", "run", "c/d", None, PROMPT, files, [], None, trained, shape, sampling, 12.0)
 
 
 def example(card: Card) -> str | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import fake_hub
 import places
+import plan_summaries
 import published_run
 import pytest
 import tiny_families
@@ -30,12 +31,14 @@ from reelworks.annexes.hub import card, neutral, publish
 from reelworks.annexes.hub.card import Licence
 from reelworks.annexes.hub.request import PublishRequest
 from reelworks.commands.main import app
-from reelworks.core import toml, toml_none
+from reelworks.core import files, toml, toml_none, units
 from reelworks.data.run.config import LoggingConfig
-from reelworks.inference.generate import export_run
+from reelworks.inference.generate import defaults, export_run
 from reelworks.inference.previews import previews
 from reelworks.models.adapters.conventions import CONVENTIONS
 from reelworks.models.base_model import Base
+from reelworks.training.plan import plan_report
+from reelworks.training.plan.plan_report import CatalogCounts
 from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.recipe import Recipe
 
@@ -72,8 +75,8 @@ def do(run, **asked):
 def held(hub, name=NAME):
     """Content of each file that a repository holds, but for what the hub itself puts there."""
     folder = hub.repositories[name]["main"]
-    files = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    return {path: data for path, data in files.items() if path != ".gitattributes"}
+    found = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    return {path: data for path, data in found.items() if path != ".gitattributes"}
 
 
 def front_matter(data: bytes):
@@ -163,6 +166,60 @@ def test_the_card_of_an_earlier_step_tells_what_was_trained_up_to_it(run, tmp_pa
     assert "| clips shown | 27 |" in text
 
 
+def test_a_card_tells_each_recipe_and_the_data_that_trained_a_step(run, tmp_path):
+    """The whole recipe is one alone; a start with the same recipe on the same footage goes on with its part."""
+
+    def told(step):
+        folder = do(run, step=step, dry_run=True, output=tmp_path / f"out-{len(list(tmp_path.iterdir()))}").folder
+        return (folder / "README.md").read_text(encoding="utf-8"), {p.name: p for p in folder.glob("*.toml")}
+
+    def planned(clips, side):
+        counts = CatalogCounts(clips, 0, clips, 0)
+        return plan_summaries.summary(plan_summaries.bucket(clips, 1, side, side), catalog=counts, planned=clips)
+
+    first = recipe_file.load(run.recipe_file)
+    second = first.model_copy(update={"train": first.train.model_copy(update={"learning_rate": 7e-5})})
+    files.write_json(run.summary_file(0), planned(30, 32))
+    published_run.go_on(run, 20, first, planned(30, 32))
+    published_run.go_on(run, 30, second, planned(55, 64))
+    published_run.go_on(run, 40, second, planned(77, 64), world_size=4)
+    text, recipes = told(30)
+    assert [*recipes] == ["recipe.toml"]
+    assert "is the whole recipe" in text
+    assert "30 pictures and 0 videos; an epoch trains 30." in text
+    assert "| 32 × 32 | 1 | 30 |" in text
+    assert "10.0 s on 1 × cpu, 10.0 s on 8 × gpu" in text
+    text, recipes = told(50)
+    assert "whole recipe" not in text
+    rows = [line.split(" | ") for line in text.splitlines() if line.endswith("toml) |")]
+    rates = [units.learning_rate(recipe.train.learning_rate) for recipe in (first, second, second)]
+    assert [(row[0], row[1].partition(",")[0], *row[3:5]) for row in rows] == [
+        ("| 1–30", rates[0], "30 clips", "77"),
+        ("| 31–40", rates[1], "55 clips", "20"),
+        ("| 41–50", rates[2], "77 clips", "20"),
+    ]
+    named = [recipes[name] for name in ("recipe-1.toml", "recipe-2.toml", "recipe.toml")]
+    assert [recipe_file.load(file).train for file in named] == [first.train, second.train, second.train]
+    assert PERSON not in "".join(file.read_text(encoding="utf-8") for file in named)
+    published_run.go_on(run, 20, second, planned(12, 48))  # which takes back what followed
+    text, recipes = told(30)
+    assert sorted(recipes) == ["recipe-1.toml", "recipe.toml"]
+    assert "Of the last part: 12 pictures and 0 videos" in text
+
+
+def test_what_a_model_draws_by_itself_has_the_size_that_trained_its_step(run):
+    """And not that of a later start, whose plan is the newest of the run."""
+    recipe = recipe_file.load(run.recipe_file)
+    for step, side in ((0, 32), (20, 64)):
+        summary = plan_summaries.summary(plan_summaries.bucket(9, 1, side, side))
+        files.write_json(run.summary_file(step), summary)
+        files.write_json(run.summary_file(), summary)
+    published_run.go_on(run, 20, recipe, summary)
+    shapes = [defaults.shape(plan_report.read_summary(run, step), recipe, picture=True) for step in (10, 20, 30)]
+    assert [shape.height for shape in shapes] == [32, 32, 64]
+    assert plan_report.read_summary(run) == summary
+
+
 def test_the_example_draws_the_base_as_it_is_drawn_and_not_as_the_model_of_the_previews(tmp_path):
     """A distilled relative draws previews in few steps without guidance, which draws nothing with the base."""
     samples = {"prompts": [PROMPT], "model": "wan-2.1-14b", "num_inference_steps": 4, "guidance_scale": 1.0}
@@ -223,10 +280,10 @@ def test_no_file_that_is_given_away_tells_where_it_was_made(run, tmp_path):
     weights = {"blocks.0.attn1.to_q.weight": torch.zeros(24, 24)}
     save_file(weights, base)
     save_file({name: value + 1 for name, value in weights.items()}, tuned)
-    files = [export_run.export(run.path, out / f"{form}.safetensors", format=form).files[0] for form in CONVENTIONS]
+    exported = [export_run.export(run.path, out / f"{form}.safetensors", format=form).files[0] for form in CONVENTIONS]
     for verb in (
-        *(["resize", file, "--rank", "1"] for file in files),
-        *(["merge", f"{file}=0.5", file] for file in files),
+        *(["resize", file, "--rank", "1"] for file in exported),
+        *(["merge", f"{file}=0.5", file] for file in exported),
         ["average", run.path, "--sigma-rel", "0.2"],
         ["extract", base, tuned, "--rank", "1", "--model", "wan-tiny"],
     ):
@@ -237,7 +294,7 @@ def test_no_file_that_is_given_away_tells_where_it_was_made(run, tmp_path):
     for text in texts(out):
         assert PERSON.encode() not in text.lower()
         assert str(tmp_path).encode() not in text
-    with safe_open(files[0], "pt") as file:
+    with safe_open(exported[0], "pt") as file:
         header = file.metadata()
     assert (header["ss_sd_model_name"], json.loads(header["reelworks_base"])["weights"]) == ("wan", "wan")
     assert Base("wan-tiny", BASE, "").for_others().weights == BASE

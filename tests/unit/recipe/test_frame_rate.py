@@ -12,9 +12,7 @@ import pytest
 
 from reelworks.core import results
 from reelworks.core.errors import UserError
-from reelworks.core.files import write_json
 from reelworks.data.loader.step_source import StepSource
-from reelworks.data.run.folder import RunFolder
 from reelworks.inference.generate import conditions, defaults
 from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.models import registry
@@ -106,29 +104,27 @@ def test_without_a_plan_clips_have_the_rate_of_the_recipe_or_else_of_the_model(
 ) -> None:
     recipe = wan(tmp_path, **data)
     recipe = recipe.model_copy(update={"samples": recipe.samples.model_copy(update=samples)})
-    assert defaults.fps(RunFolder(tmp_path), recipe) == fps
+    assert defaults.fps(None, recipe) == fps
 
 
 def test_models_without_a_rate_generate_at_24(tmp_path: Path) -> None:
-    assert defaults.fps(RunFolder(tmp_path), files.recipe(tmp_path)) == 24.0
+    assert defaults.fps(None, files.recipe(tmp_path)) == 24.0
 
 
 @pytest.mark.parametrize(
     ("data", "wanted"), [({}, 24.0), ({"frame_interval": 2}, 12.0), ({"fps": 8.0}, 8.0), ({"fps": 30.0}, 24.0)]
 )
 def test_clips_are_generated_at_the_rate_that_training_tells_the_network(
-    folder: Path, tmp_path: Path, data: dict[str, Any], wanted: float
+    folder: Path, data: dict[str, Any], wanted: float
 ) -> None:
     """The rate is that of the footage, 24, less what is left out; none is read faster than it is."""
     opened = RecipeData.open(wan(folder, **data))
-    spec, run = opened.plan_spec(1, 1), RunFolder(tmp_path)
-    run.plan_folder.mkdir()
+    spec = opened.plan_spec(1, 1)
     summary = plan_report.summarise(opened, spec, opened.plan(spec, 0), world=1)
-    write_json(run.plan_folder / "summary.json", summary)
     clips, source = opened.entries(0), StepSource(opened, 0, 1)
     told = {fps for i in range(len(clips)) for fps in source.build_request(clips.take(np.array([i])), epoch=0).fps}
     assert told == {wanted}
-    assert defaults.fps(run, opened.recipe) == GenerateOptions.of_previews(opened).fps == wanted
+    assert defaults.fps(summary, opened.recipe) == GenerateOptions.of_previews(opened).fps == wanted
     assert conditions.as_read(opened.recipe, wanted).frame_rate == (wanted if data else None)
 
 

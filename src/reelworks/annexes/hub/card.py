@@ -13,6 +13,7 @@ from typing import Any
 import jinja2
 from huggingface_hub import ModelCardData
 
+from reelworks.annexes.hub.trained import Trained
 from reelworks.core import digests, optional_imports, units, version
 from reelworks.core.shape import Shape
 from reelworks.inference.generate import diffusers_pipeline
@@ -46,26 +47,6 @@ class Licence:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """Numbers of the training up to a step.
-
-    Attributes:
-        epoch: From 0; None if it is not known.
-        clips: Clips that were shown, repeats included.
-        device: Name of the device that trained it.
-        metrics: Those of the checkpoint.
-    """
-
-    step: int
-    epoch: int | None
-    clips: int
-    seconds: float
-    device: str
-    world_size: int
-    metrics: dict[str, float]
-
-
-@dataclass(frozen=True)
 class PublishedPreview:
     """A picture or clip that the model generated, by its path in the repository."""
 
@@ -79,11 +60,9 @@ class Card:
 
     Attributes:
         repository: As `owner/name`.
-        recipe: The recipe without names of places and people.
         base: Hub id of the base model; None if none is known, or the weights were trained from scratch.
         preview_step: Step of the previews; None if there are none.
         weights: Files of weights, with the convention of their names; None for full weights.
-        data: The plan of the run's last start; None if there is none.
         shape: Frames, height and width of what it usually draws.
         sampling: Its usual sampler settings.
         fps: Frame rate of its clips.
@@ -91,7 +70,6 @@ class Card:
 
     repository: str
     run_id: str
-    recipe: Recipe
     base: str | None
     licence: Licence | None
     trigger: str | None
@@ -99,10 +77,19 @@ class Card:
     previews: list[PublishedPreview]
     preview_step: int | None
     trained: Trained
-    data: PlanSummary | None
     shape: Shape
     sampling: SamplingDefaults
     fps: float
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe that trained the step, without names of places and people."""
+        return self.trained.parts[-1].recipe
+
+    @property
+    def data(self) -> PlanSummary | None:
+        """The plan that the step was trained by; None if it was removed."""
+        return self.trained.parts[-1].data
 
     def to_text(self) -> str:
         """Return the card as Markdown."""

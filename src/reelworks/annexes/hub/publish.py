@@ -5,20 +5,20 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reelworks.annexes.hub import card, hub_repository, neutral
-from reelworks.annexes.hub.card import Card, Licence, PublishedPreview, Trained
+from reelworks.annexes.hub import card, hub_repository, neutral, trained
+from reelworks.annexes.hub.card import Card, Licence, PublishedPreview
 from reelworks.annexes.hub.hub_repository import Repository
 from reelworks.annexes.hub.request import PublishRequest
+from reelworks.annexes.hub.trained import Trained
 from reelworks.core import files, requests
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
-from reelworks.data.checkpoint import listing
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
@@ -26,8 +26,6 @@ from reelworks.inference.generate import defaults, export_run
 from reelworks.models import registry
 from reelworks.models.adapters.conventions import CONVENTIONS
 from reelworks.models.config import require_known
-from reelworks.training.coverage import speed
-from reelworks.training.plan import plan_report
 from reelworks.training.recipe import chosen_checkpoint, recipe_file
 from reelworks.training.recipe.recipe import Recipe
 
@@ -117,21 +115,17 @@ def publish(request: PublishRequest) -> Published:
 
 @dataclass(frozen=True)
 class _Source:
-    """A checkpoint with its recipe, and the hub ids of weights that the run downloaded, by recipe key."""
+    """A checkpoint with its recipe, and with what was trained up to it."""
 
     run: RunFolder
     run_id: str
     step: int
     recipe: Recipe
-    on_hub: Mapping[str, str]
+    trained: Trained
 
     @classmethod
     def read(cls, run: RunFolder, step: int) -> _Source:
-        on_hub: dict[str, str] = {}
-        for start in events.read(run.events_file, "start"):
-            sources = start.get("sources")
-            on_hub |= sources if isinstance(sources, dict) else {}
-        return cls(run, run.info().id, step, recipe_file.of_run(run, step), on_hub)
+        return cls(run, run.info().id, step, recipe_file.of_run(run, step), trained.read(run, step))
 
     @property
     def checkpoint(self) -> Path:
@@ -143,24 +137,8 @@ class _Source:
         weights = self.recipe.model.weights
         if weights is None:
             return None
-        found = neutral.hub_id("model.weights", weights, self.on_hub)
+        found = neutral.hub_id("model.weights", weights, self.trained.on_hub)
         return found.partition("@")[0] if found else registry.release_of(self.recipe.model.name).weights
-
-    def trained(self) -> Trained:
-        """Sum up the steps that no resume discarded."""
-        steps = (e for e in events.stream(self.run.events_file, "step") if e["step"] <= self.step)
-        start: dict[str, Any] = next(reversed(events.timeline(self.run.events_file, "start")), {})
-        shown = speed.total(map(speed.of_step, steps))
-        saved = CheckpointFolder(self.run.checkpoints_folder).info(self.step)
-        return Trained(
-            self.step,
-            listing.epoch(saved),
-            shown.clips,
-            shown.seconds,
-            str(start.get("device", "unknown")),
-            start.get("world_size", 1),
-            listing.finite(saved.metrics),
-        )
 
 
 @contextmanager
@@ -195,9 +173,8 @@ def _folder(request: PublishRequest, run: RunFolder) -> Iterator[Path]:
 
 def _write(request: PublishRequest, source: _Source, folder: Path) -> tuple[list[str], Licence | None]:
     """Write all files, and return notes on what the card lacks, and the licence that it names."""
-    recipe = neutral.recipe(source.recipe, source.on_hub)
     base, notes = request.base or source.base, list[str]()
-    is_known = request.base or neutral.hub_id("model.weights", source.recipe.model.weights, source.on_hub)
+    is_known = request.base or neutral.hub_id("model.weights", source.recipe.model.weights, source.trained.on_hub)
     weights = _write_weights(request, source, folder, base)
     previews, preview_step = _write_previews(source, folder)
     named = (request.license or "").strip() or source.recipe.model.license
@@ -218,24 +195,24 @@ def _write(request: PublishRequest, source: _Source, folder: Path) -> tuple[list
     drawn = source.recipe
     if drawn.samples.has_model:  # previews are drawn with another model, and by its settings
         drawn = drawn.model_copy(update={"samples": type(drawn.samples)(fps=drawn.samples.fps)})
-    shape = defaults.shape(source.run, source.recipe, picture=bool(previews) and previews[0].path.endswith(".png"))
+    data = source.trained.parts[-1].data
+    shape = defaults.shape(data, source.recipe, picture=bool(previews) and previews[0].path.endswith(".png"))
     text = Card(
         request.to,
         source.run_id,
-        recipe,
         base,
         licence,
         trigger,
         weights,
         previews,
         preview_step,
-        source.trained(),
-        plan_report.read_summary(source.run),
+        source.trained,
         shape,
         defaults.sampled(drawn),
-        defaults.fps(source.run, source.recipe),
+        defaults.fps(data, source.recipe),
     ).to_text()
-    files.write_bytes(folder / "recipe.toml", recipe_file.dump(recipe).encode())
+    for part in source.trained.parts:
+        files.write_bytes(folder / part.file, recipe_file.dump(part.recipe).encode())
     files.write_bytes(folder / "README.md", text.encode(errors="replace"))
     return notes, licence
 

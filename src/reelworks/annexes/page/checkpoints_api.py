@@ -116,11 +116,11 @@ def export(context: PageContext, key: str, step: int, options: ExportOptions) ->
     return add_job(context, "export", f"step {step} of {context.workspace.label(run.path)}", arguments, key)
 
 
-@routes.get("/generate")
-def get_generate_defaults(run: PageRun) -> Json:
+@routes.get("/{step}/generate")
+def get_generate_defaults(run: PageRun, step: int) -> Json:
     """Return what a generation has if nothing else is asked for, None for what it cannot have."""
-    recipe = preview_model.recipe_of(recipe_file.load(run.recipe_file))
-    picture, clip = (asdict(defaults.shape(run, recipe, picture=one)) for one in (True, False))
+    recipe, planned = preview_model.recipe_of(recipe_file.of_run(run, step)), plan_report.read_summary(run, step)
+    picture, clip = (asdict(defaults.shape(planned, recipe, picture=one)) for one in (True, False))
     sampled = defaults.sampled(recipe)
     return {
         "picture": picture,
@@ -135,7 +135,7 @@ def get_generate_defaults(run: PageRun) -> Json:
 def generate(context: PageContext, key: str, step: int, options: GenerationForm) -> Json:
     run, store, folder = _place(context, key, step, _GENERATED)
     given = options.model_dump(exclude_none=True)
-    summary = plan_report.read_summary(run)
+    summary = plan_report.read_summary(run, step)
     frames = options.num_frames or max(
         (bucket.num_frames for bucket in (summary.buckets if summary else ())), default=1
     )

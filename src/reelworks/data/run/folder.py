@@ -95,6 +95,10 @@ class RunFolder:
         """Return the file to which a rank writes a snapshot of GPU memory."""
         return self.profiles_folder / f"out-of-memory-rank-{rank}.pickle"
 
+    def summary_file(self, start: int | None = None) -> Path:
+        """Return the file of the plan's summary: of the latest start, or of the one that began after a step."""
+        return self.plan_folder / ("summary.json" if start is None else f"summary-{start:09d}.json")
+
     def keep_recipe(self, text: str, whole: str | None = None) -> str:
         """Store a start's resolved recipe beside those of former starts; return its file's name, as `keep_input` does.
 

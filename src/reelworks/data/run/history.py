@@ -6,9 +6,11 @@ valid steps and the failures. A step is valid unless a later start resumed from 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from reelworks.data.run import events, records
 from reelworks.data.run.events import Event
@@ -168,6 +170,43 @@ def epoch_name(epoch: int, data_restarts: int, stage: str | None) -> str:
     return f"{epoch}" + (f" of data restart {data_restarts}" if data_restarts else "")
 
 
+class RunPart(NamedTuple):
+    """Valid steps in a row that one start trained.
+
+    Attributes:
+        begun: The step before the first one.
+        last: The last one; infinite for the latest start.
+        start: The event of the start, with its recipe, device and world size.
+        summary: File that sums up the plan which it began with; whoever needs room may have removed it.
+    """
+
+    begun: int
+    last: float
+    start: Event
+    recipe: Path
+    summary: Path
+
+
+def parts(run: RunFolder, last: float = math.inf) -> list[RunPart]:
+    """Return the parts of a run up to a step, oldest first; a part ends where a later start went on."""
+    starts = list(events.read(run.events_file, "start"))
+    found = []
+    for start, valid in zip(starts, events.last_steps(starts)[1:], strict=True):
+        begun, end = start.get("resumed_from") or 0, min(valid, last)
+        if begun < end:
+            found.append(RunPart(begun, end, start, run.recipes_folder / start["recipe"], run.summary_file(begun)))
+    return found
+
+
+def part_of(run: RunFolder, step: int) -> RunPart | None:
+    """Return the part of a run in which a step was trained; the latest one if the events lack the step."""
+    return _holding(parts(run), step)
+
+
+def _holding(among: list[RunPart], step: int) -> RunPart | None:
+    return next((part for part in among if part.begun < step <= part.last), among[-1] if among else None)
+
+
 def recipe_of(run: RunFolder, step: int) -> Path:
     """Return the file of the recipe that a step was trained with; of the latest start if the events lack the step."""
     return recipes_of(run, [step])[step]
@@ -175,13 +214,8 @@ def recipe_of(run: RunFolder, step: int) -> Path:
 
 def recipes_of(run: RunFolder, steps: Iterable[int]) -> dict[int, Path]:
     """Return the same for several steps, by step."""
-    starts = [
-        (event.get("resumed_from") or 0, run.recipes_folder / event["recipe"])
-        for event in reversed(events.timeline(run.events_file, "start"))
-    ]
-    # The last start from before a step trained it: what earlier ones had of it is void by that one.
-    latest = starts[0][1] if starts else run.recipe_file
-    return {step: next((recipe for resumed, recipe in starts if resumed < step), latest) for step in steps}
+    among = parts(run)
+    return {step: part.recipe if (part := _holding(among, step)) else run.recipe_file for step in steps}
 
 
 def finished_generations(run: RunFolder) -> set[int]:

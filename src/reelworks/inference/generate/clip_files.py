@@ -13,13 +13,13 @@ from reelworks.core.shape import Shape
 from reelworks.data.catalog import sources
 from reelworks.data.checkpoint import locate
 from reelworks.data.checkpoint.folder import CheckpointFolder
-from reelworks.data.run.folder import RunFolder
 from reelworks.inference.generate import conditions, defaults, load_run, vbench_files, writers
 from reelworks.inference.generate.conditions import Conditions
 from reelworks.inference.generate.load_run import LoadedModel
 from reelworks.inference.generate.pipeline import GenerateOptions
 from reelworks.inference.generate.request import GenerateRequest
 from reelworks.models.objectives.config import require_steps
+from reelworks.training.plan import plan_report
 from reelworks.training.recipe import preview_model, recipe_file
 from reelworks.training.recipe.recipe import Recipe
 
@@ -112,12 +112,13 @@ def generate(
     run, step = locate.locate(request.source)
     recipe = recipe_file.of_run(run, step)
     recipe = preview_model.without(recipe) if request.trained_base else preview_model.recipe_of(recipe)
-    usual = defaults.shape(run, recipe, picture=picture)
+    planned = plan_report.read_summary(run, step)
+    usual = defaults.shape(planned, recipe, picture=picture)
     shape = Shape(request.num_frames or usual.num_frames, request.height or usual.height, request.width or usual.width)
     for path in [path for job in jobs for path in job.paths]:
         writers.check(path, shape.num_frames * request.loop)
         writers.require_place(path)
-    options = _options(request, run, recipe, shape)
+    options = _options(request, defaults.fps(planned, recipe), recipe, shape)
     load_run.require(recipe, options)
     # Load the step whose recipe was read: a run in progress may have saved again meanwhile.
     model = LoadedModel.load(
@@ -136,10 +137,10 @@ def generate(
     return written
 
 
-def _options(request: GenerateRequest, run: RunFolder, recipe: Recipe, shape: Shape) -> GenerateOptions:
+def _options(request: GenerateRequest, usual_fps: float, recipe: Recipe, shape: Shape) -> GenerateOptions:
     """Read the files of conditions, and fill what is not given by the defaults of the recipe."""
     begin_frames = request.condition_frames or defaults.condition_frames(recipe)
-    fps = request.fps or defaults.fps(run, recipe)
+    fps = request.fps or usual_fps
     data = conditions.as_read(recipe, fps)
     begin = None if request.reference is None else conditions.read(request.reference, shape, begin_frames, data)
     end = None if request.last_frame is None else conditions.read(request.last_frame, shape, 1, data, "--last-frame")

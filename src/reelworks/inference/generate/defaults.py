@@ -6,10 +6,9 @@ import numpy as np
 
 from reelworks.core.shape import Shape
 from reelworks.data.loader import decode_requests
-from reelworks.data.run.folder import RunFolder
 from reelworks.models import components, registry
 from reelworks.models.family import SamplingDefaults
-from reelworks.training.plan import plan_report
+from reelworks.training.plan.plan_report import PlanSummary
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
 
@@ -34,9 +33,8 @@ def sampled(recipe: Recipe) -> SamplingDefaults:
     )
 
 
-def fps(run: RunFolder, recipe: Recipe) -> float:
-    """Return the frame rate of generated clips: of the previews, else of the trained clips, else of the model."""
-    summary = plan_report.read_summary(run)
+def fps(summary: PlanSummary | None, recipe: Recipe) -> float:
+    """Return the frame rate of generated clips: of the previews, else of the planned clips, else of the model."""
     return _fps(recipe, summary.fps if summary else None)
 
 
@@ -58,12 +56,12 @@ def condition_frames(recipe: Recipe) -> int:
     return components.autoencoder_geometry(recipe.autoencoder).nearest_frames(_USUAL_CONDITION_FRAMES)
 
 
-def shape(run: RunFolder, recipe: Recipe, *, picture: bool) -> Shape:
-    """Return the shape of the bucket with the most tokens in a run's epoch, rounded down to what its model generates.
+def shape(summary: PlanSummary | None, recipe: Recipe, *, picture: bool) -> Shape:
+    """Return the shape of the bucket with the most tokens in a planned epoch, rounded down to what the model generates.
 
-    For a picture, the shape has one frame, and is that of a bucket of one frame if there are any.
+    For a picture, the shape has one frame, and is that of a bucket of one frame if there are any. The recipe and the plan
+    are those of the step that generates: a later start may have others.
     """
-    summary = plan_report.read_summary(run)
     tokens = [
         (Shape(b.num_frames, b.height, b.width), b.clips * b.tokens_per_clip)
         for b in (summary.buckets if summary else ())

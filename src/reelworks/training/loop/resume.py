@@ -301,7 +301,8 @@ def _write_plan(started: StartedStage, position: DataPosition) -> None:
     ranks, given = run.world.data_size, started.stage.recipe
     plan = _whole_epoch(data, spec, position).plan
     summary = plan_report.summarise(data, spec, plan, world=ranks, epoch=epoch, given=given)
-    files.write_json(run.folder.plan_folder / "summary.json", summary)
+    for file in (run.folder.summary_file(position.global_step), run.folder.summary_file()):
+        files.write_json(file, summary)
     rejections.write(run.folder.plan_folder / "left-out.parquet", data, epoch, field="output")
     left_out = ", ".join(f"{group.clips} {reason}" for reason, group in summary.left_out.items())
     shown = units.plural(summary.planned, "showing")

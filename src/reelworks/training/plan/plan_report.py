@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -14,6 +15,7 @@ from reelworks.data.buckets.assign import Reason
 from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.loader import decode_requests
 from reelworks.data.loader.left_out import Rejection, by_reason
+from reelworks.data.run import history
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule.cursor import StageStart
 from reelworks.data.schedule.plan import EpochPlan, PlanSpec
@@ -207,10 +209,16 @@ def _reader() -> TypeAdapter[PlanSummary]:
     return TypeAdapter(PlanSummary)
 
 
-def read_summary(run: RunFolder) -> PlanSummary | None:
-    """Read the summary of a run's plan; None if it is missing or damaged."""
+def read_summary(run: RunFolder, step: int | None = None) -> PlanSummary | None:
+    """Read the summary of a run's newest plan, or of that which a step was trained by; None if it is missing or damaged."""
+    part = None if step is None else history.part_of(run, step)
+    return read_summary_file(run.summary_file() if part is None else part.summary)
+
+
+def read_summary_file(file: Path) -> PlanSummary | None:
+    """Read a summary; None if it is missing or damaged."""
     try:
-        value = user_files.read_json(run.plan_folder / "summary.json")
+        value = user_files.read_json(file)
         return _reader().validate_python({**value, "losses": value})
     except (OSError, ValueError, TypeError):
         return None

@@ -36,7 +36,7 @@ export class Generator {
   }
 
   async open(step, former = null) {
-    const usual = await get(`/runs/${this.key}/checkpoints/generate`, this.next());
+    const usual = await get(`/runs/${this.key}/checkpoints/${step}/generate`, this.next());
     const values = former || this.values;
     this.inputs = makeInputs(usual);
     for (const [name, input] of Object.entries(this.inputs)) input.value = values[name] ?? "";
