@@ -90,7 +90,10 @@ class RunResults:
 
 @dataclass(frozen=True)
 class ComparedKey:
-    """A recipe key with different values, one for each run; "not set" for a run without it."""
+    """A recipe key with different values, one for each run; "not set" for a run without it.
+
+    Of a key that changed during a run, all its values are told, such as "0.001 to step 500, 0.0001".
+    """
 
     key: str
     values: list[Any]
@@ -177,7 +180,7 @@ def _mean(steps: list[Event], key: str) -> float | None:
 
 def _recipe_keys(runs: Sequence[RunData]) -> list[ComparedKey]:
     """Return the recipe keys whose values differ between any two runs, with the value of each run."""
-    recipes = [run.recipe_values for run in runs]
+    recipes = [_recipe_of(run) for run in runs]
     changed = [diff.changes(recipes[0], other) for other in recipes[1:]]
     first = {change.key: change.before for changes in changed for change in changes}
     keys = []
@@ -185,6 +188,13 @@ def _recipe_keys(runs: Sequence[RunData]) -> list[ComparedKey]:
         others = [next((c.after for c in changes if c.key == key), first[key]) for changes in changed]
         keys.append(ComparedKey(key, [first[key], *others]))
     return keys
+
+
+def _recipe_of(run: RunData) -> dict[str, Any]:
+    """Return the values of a run's recipe by dotted key, as they trained its steps; those of stages as they were written last."""
+    values, trained = diff.flat(run.recipe_values), diff.by_steps(RunFolder(run.path), run.last_step)
+    stages = {key: value for key, value in values.items() if key.startswith("stage.")}
+    return {key: diff.as_told(each) for key, each in trained.items()} | stages if trained else values
 
 
 def write(comparison: Comparison, file: Path) -> None:

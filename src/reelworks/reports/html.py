@@ -52,6 +52,9 @@ def write(run: RunFolder) -> Path:
         deleted=[row for row in checkpoints if not row.kept],
         measured=run_facts.measured(run),
         history=status.history(data),
+        recipe_changes={
+            key: diff.as_told(values) for key, values in diff.by_steps(run, data.last_step).items() if len(values) > 1
+        },
         environment={
             key: ", ".join(map(str, value)) if isinstance(value, list) else str(value)
             for key, value in diff.flat(data.environment).items()

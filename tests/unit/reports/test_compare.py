@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 
 from reelworks.commands.main import app
 from reelworks.core import files
+from reelworks.data.run.events import EventLog
 from reelworks.data.run.folder import RunFolder
-from reelworks.reports import compare
+from reelworks.reports import compare, html
 
 SECOND = places.name("<b>second &")
 RECIPE = 'version = 1\n[train]\nmax_steps = {steps}\n[[bucket]]\nresolution = "480p"\nbatch_size = {batch}\n'
@@ -48,6 +49,31 @@ def test_the_table_has_the_results_and_the_keys_that_differ(runs):
     same = compare.compare([runs[0], runs[0]])
     assert same.recipe == []
     assert same.names == [str(runs[0].path)] * 2, "equal names would not tell them apart"
+
+
+def test_a_run_is_compared_by_each_recipe_that_trained_it(tmp_path):
+    """Two that end with the same recipe differ where one of them began with another; what a start took back does not count."""
+    runs = [RunFolder(tmp_path / name) for name in ("changed", "same")]
+    names = [[], []]
+    for run, kept in zip(runs, names, strict=True):
+        run.create()
+        for rate in (1e-3, 1e-5):
+            kept.append(run.keep_recipe(f"version = 1\n[train]\nlearning_rate = {rate}\nmax_steps = 20\n"))
+    for run, (first, last) in zip(runs, names, strict=True):
+        log = EventLog(run.events_file)
+        starts = [(0, first), (5, last), (10, last)] if run is runs[0] else [(0, first), (0, last)]
+        for begun, name in starts:
+            log.write("start", step=begun, recipe=name, resumed_from=begun or None, world_size=1, threads=1)
+            for step in range(begun + 1, 21):
+                log.write("step", step=step, clips=2, seconds=0.5, loss=1.0, applied=True)
+    found = compare.compare(runs)
+    assert [(one.key, one.values) for one in found.recipe] == [
+        ("train.learning_rate", ["0.001 to step 5, 1e-05", 1e-5])
+    ]
+    html.write(runs[0])
+    assert "0.001 to step 5, 1e-05" in runs[0].report_file.read_text(encoding="utf-8")
+    html.write(runs[1])
+    assert "that changed" not in runs[1].report_file.read_text(encoding="utf-8")
 
 
 def test_losses_are_means_of_the_last_steps_that_have_one():

@@ -43,6 +43,29 @@ def flat(nested: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def by_steps(run: RunFolder, last: float) -> dict[str, list[tuple[float, Any]]]:
+    """Return the values of each key in the recipes that trained a run up to a step, each with the last step that it trained.
+
+    A key that never changed has one. Recipes that cannot be read are passed over.
+    """
+    recipes = list[tuple[float, dict[str, Any]]]()
+    for part in history.parts(run, last):
+        with suppress(OSError, ValueError):
+            recipes.append((part.last, flat(user_files.read_toml(part.recipe))))
+    found: dict[str, list[tuple[float, Any]]] = {}
+    for key in sorted({key for _, recipe in recipes for key in recipe}):
+        values = [(step, recipe.get(key, NOT_SET)) for step, recipe in recipes]
+        pairs = zip(values, [*values[1:], None], strict=True)
+        found[key] = [value for value, following in pairs if following is None or value[1] != following[1]]
+    return found
+
+
+def as_told(values: list[tuple[float, Any]]) -> Any:
+    """Return the value of a key, or a text of those that it had one after the other, such as "0.001 to step 500, 0.0001"."""
+    *former, (_, now) = values
+    return ", ".join([*(f"{value} to step {step:,.0f}" for step, value in former), str(now)]) if former else now
+
+
 _SHOWN = 12  # changed keys listed one by one
 
 
