@@ -22,7 +22,6 @@ from reelworks.core import system
 from reelworks.core.errors import UserError
 from reelworks.data.run import heartbeat, lock
 from reelworks.data.run.heartbeat import LockOwner
-from reelworks.data.run.lock import LockLost
 
 # Holds, then answers each line it is given with what it knows of its lock.
 _HOLD = """
@@ -157,11 +156,31 @@ def test_a_lock_whose_file_was_replaced_is_lost(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     with lock.hold(path) as held:
         path.unlink()
-        with refused("lock-lost", "output"):
+        with refused("lock-lost", "output", says="its lock file was removed"):
             held.check()
         path.touch()
-        with pytest.raises(LockLost):
+        with refused("lock-lost", "output", says="its lock file was removed"):
             held.check()
+        with (
+            holder(path) as other,
+            refused("lock-lost", "output", says=rf"training \(process {other.pid}.* taken over"),
+        ):
+            held.check()
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_a_folder_that_is_removed_is_not_said_to_be_another_ones(
+    tmp_path: Path, request: pytest.FixtureRequest, locks: bool
+) -> None:
+    """There is no other process, which a remedy could name, and nothing that was published is intact."""
+    if not locks:
+        request.getfixturevalue("no_locks")
+    with lock.hold(tmp_path / "run" / ".lock") as held:
+        held.check()
+        (tmp_path / "run").rename(tmp_path / "away")
+        with refused("lock-lost", "output", says="this folder is not there any more") as caught:
+            held.check()
+    assert "other process" not in str(caught.value)
 
 
 def test_an_unknown_holder_is_no_crash(tmp_path: Path) -> None:

@@ -27,14 +27,14 @@ _UNKNOWN = LockOwner(Process(0, "", 0), socket.gethostname(), 0.0, "")  # the di
 
 
 class LockLost(UserError):  # noqa: N818
-    """Another process has taken over the folder: this one must not publish anything in it any more."""
+    """Another process has taken over the folder, or it is gone: this one must not publish anything in it any more."""
 
 
 class LockHandle:
     """A held lock."""
 
-    def __init__(self, folder: Path, doing: str, field: str, is_ours: Callable[[], bool]) -> None:
-        self._folder, self._doing, self._field, self._is_ours = folder, doing, field, is_ours
+    def __init__(self, path: Path, doing: str, field: str, is_ours: Callable[[], bool]) -> None:
+        self._path, self._doing, self._field, self._is_ours = path, doing, field, is_ours
 
     def check(self) -> None:
         """Check that the lock is still held; call this right before publishing something.
@@ -43,14 +43,24 @@ class LockHandle:
             LockLost: Another process took over the lock, or its file was removed.
             OSError: The lock file cannot be read.
         """
-        if not self._is_ours():
-            raise LockLost(
-                f"another {self._doing} has taken over this folder, so this one must not write into it any more",
-                code="lock-lost",
-                field=self._field,
-                value=str(self._folder),
-                remedy="let the other process continue; everything that this one published before is intact",
+        if self._is_ours():
+            return
+        folder, owner = self._path.parent, holder(self._path)
+        if owner is not None:
+            problem = f"another {self._doing} ({owner}) has taken over this folder"
+            remedy = "let the other process continue; everything that this one published before is intact"
+        else:
+            problem = "its lock file was removed" if folder.is_dir() else "this folder is not there any more"
+            remedy = (
+                "let nothing remove or unmount it meanwhile, and give the command again: it goes on with what is there"
             )
+        raise LockLost(
+            f"{problem}, so this {self._doing} must not write into it any more",
+            code="lock-lost",
+            field=self._field,
+            value=str(folder),
+            remedy=remedy,
+        )
 
 
 @contextmanager
@@ -81,7 +91,7 @@ def hold(
                 value=str(path.parent),
                 remedy=f"choose a folder you may write to{option}, or fix its permissions",
             ) from error
-        yield LockHandle(path.parent, doing, field, is_ours)
+        yield LockHandle(path, doing, field, is_ours)
 
 
 def holder(path: Path) -> LockOwner | None:
