@@ -94,6 +94,27 @@ def test_a_process_that_vanished_has_failed(tmp_path):
     assert queue.get("000001").state == "failed"
 
 
+@pytest.mark.parametrize(
+    ("code", "printed", "told"),
+    [
+        (
+            -9,
+            "error: of a part that was tried again\nwarning: clips are slow",
+            "killed by SIGKILL: often the memory was full",
+        ),
+        (-11, "warning: clips are slow", "killed by SIGSEGV"),
+        (None, "warning: clips are slow", "killed, or its machine was lost"),
+        (1, "Traceback (most recent call last):\n  File x\nValueError: no such x", "ValueError: no such x"),
+        (2, "warning: clips are slow\nerror: a\nremedy: b", "error: a\nremedy: b"),
+    ],
+)
+def test_a_command_that_was_killed_did_not_fail_by_the_last_line_that_it_printed(tmp_path, code, printed, told):
+    job = jobs.PageJob("000001", "train", "a", (), str(tmp_path), 0.0, state="failed", ended=2.0, code=code)
+    jobs.write(tmp_path / "000001.json", job)
+    (tmp_path / "000001.log").write_text(printed, encoding="utf-8")
+    assert Jobs(tmp_path).error(job) == told
+
+
 def test_a_command_that_starts_slowly_runs_until_its_process_has_ended(tmp_path, monkeypatch):
     """Python takes long to start from a cold volume: no clock tells that it failed, nothing starts beside it, and it can be stopped."""
     (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(0.2)", encoding="utf-8")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -27,6 +28,7 @@ State = Literal["waiting", "running", "done", "failed", "stopped"]
 _POLL_SECONDS = 0.5
 _TAIL_BYTES = 20_000
 _KEPT = 200
+_VANISHED = "killed, or its machine was lost"
 REQUEUE = 75  # exit code of a training that was asked to stop, and saved
 _CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -154,11 +156,19 @@ class Jobs:
         return None if isinstance(value, dict) and value.keys() == {"error"} else value
 
     def error(self, job: PageJob) -> str:
-        """Return the last error that a job printed, or nothing."""
+        """Return why a job failed: what killed its process, or the last error that it printed.
+
+        The last line that a process printed before it was killed is no reason, whatever it says.
+        """
+        if job.state == "failed" and job.code is not None and job.code < 0:
+            name = signal.Signals(-job.code).name
+            return f"killed by {name}" + (": often the memory was full" if name == "SIGKILL" else "")
         lines = [line for line in self.tail(job.id).splitlines() if line.strip()]
         if errors := [number for number, line in enumerate(lines) if line.startswith("error: ")]:
             return "\n".join(lines[errors[-1] : errors[-1] + 6])
-        return lines[-1] if lines and job.state == "failed" else ""
+        if job.state != "failed":
+            return ""
+        return _VANISHED if job.code is None else lines[-1] if lines else ""
 
     def _work(self) -> None:
         while not self._stop.wait(_POLL_SECONDS):
