@@ -4,6 +4,7 @@ import io
 import os
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -18,8 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from reelworks.annexes.page import clips, guard, library, thumbnails
+from reelworks.annexes.page import clips, guard, jobs, library, thumbnails
 from reelworks.annexes.page.datasets import Datasets
+from reelworks.annexes.page.jobs import PageJob
 from reelworks.annexes.page.workspace import key_of
 from reelworks.core.shape import Shape
 from reelworks.data.loader import position, segment_record
@@ -333,6 +335,20 @@ def test_captions_of_lists_and_of_several_files_are_not_written(page):
     details = page.get(f"/clips/{line['id']}").json()
     assert (details["caption"], details["can_write_caption"]) == ("from the list", False)
     assert "list.csv" in details["caption_source"]
+
+
+def test_a_scan_that_fails_is_told_beside_the_former_clips_until_another_one(page):
+    """Once the catalog is newer, by whatever scanned since, it is of no interest any more."""
+    queue = page.client.app.state.context.jobs
+    failed = PageJob("000001", "scan", "mine", (), str(page.folder), 0.0, "failed", code=2, subject=page.key)
+    queue.folder.mkdir(parents=True, exist_ok=True)
+    (queue.folder / "000001.log").write_text("error: no such folder\n", encoding="utf-8")
+    catalog = Path(page.recipe.catalog_folder) / "catalog.json"
+    for after, told in ((+5, "error: no such folder"), (-5, None)):
+        jobs.write(queue.folder / "000001.json", replace(failed, ended=catalog.stat().st_mtime + after))
+        about = page.about()
+        assert about["state"] == "ready"
+        assert (about["job"] and about["job"]["error"]) == told
 
 
 def test_a_clip_that_is_left_out_is_in_no_plan_until_it_is_taken_back(page):

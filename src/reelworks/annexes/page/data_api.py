@@ -176,8 +176,9 @@ def _reread(context: Context, key: str, clips: ClipView, row: int, reason: Reaso
 def _about(context: Context, source: DataSource) -> Json:
     workspace = context.workspace
     jobs = [job for job in context.jobs.list() if job.kind == "scan" and job.subject == source.key]
-    shown = ("waiting", "running") if source.has_catalog else ("waiting", "running", "failed")
-    job = jobs[-1] if jobs and jobs[-1].state in shown else None
+    job = jobs[-1] if jobs and jobs[-1].state in ("waiting", "running", "failed") else None
+    if job is not None and job.ended is not None and job.ended < source.scanned:  # another scan has been there since
+        job = None
     recipe, is_recipe = source.recipe, source.kind == "recipe"
     return {
         "key": source.key,

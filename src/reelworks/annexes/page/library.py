@@ -53,7 +53,15 @@ class DataSource:
     @property
     def has_catalog(self) -> bool:
         """Whether the catalog exists."""
-        return (self.catalog / "catalog.json").is_file()
+        return self.scanned > 0
+
+    @property
+    def scanned(self) -> float:
+        """When the catalog last changed, in seconds since 1970; 0 if there is none."""
+        try:
+            return (self.catalog / "catalog.json").stat().st_mtime
+        except (FileNotFoundError, NotADirectoryError):
+            return 0.0
 
 
 @dataclass

@@ -89,6 +89,7 @@ async function renderClips(main, key, signal) {
 
 function header(about, update, status) {
   const isRecipe = about.kind === "recipe";
+  const scans = about.job && about.job.state !== "failed";
   const scan = async () => {
     await post(`/data/${about.key}/scan`);
     await update();
@@ -106,7 +107,7 @@ function header(about, update, status) {
       isRecipe
         ? [h("a", { href: `#/plan/${about.key}` }, t`Plan`), h("a", { href: `#/new/${about.key}` }, t`Edit`)]
         : null,
-      isRecipe && !about.job && about.state !== "none" ? button(t`Scan again`, scan, { title: hint }) : null,
+      isRecipe && !scans && about.state !== "none" ? button(t`Scan again`, scan, { title: hint }) : null,
     ),
     about.job && about.state === "ready" ? status : null,
     about.outside?.length ? outsideNotice(about.outside) : null,
