@@ -93,7 +93,29 @@ def test_prompts_of_previews(tmp_path: Path) -> None:
     samples = recipe.samples
     assert (samples.prompts, samples.every_steps, samples.width) == (["a cup", "a red cup"], 100, 512)
     assert (samples.height, samples.num_inference_steps) == (None, None)
-    assert "height" in next(key.remark for key in made.keys if key.key == "sample_prompts")
+    remark = next(key.remark for key in made.keys if key.key == "sample_prompts")
+    assert "height" in remark
+    assert "without seed: previews have the same noise each time" in remark
+
+
+def test_a_page_has_the_prompts_in_a_box_and_a_warmup_of_no_known_steps_is_to_be_filled_in(tmp_path: Path) -> None:
+    """kohya_ss writes the lines of its box into a file of its own; a share of 0 steps would be no warm-up."""
+    pictures(tmp_path / "data" / "1_x", [(64, 64)])  # which are too small for a bucket
+    box = "a mug --w 1024 --h 1024 --l 7\n# none\n猫 mug --w 1024 --h 1024 --l 7 --n bad, ugly"
+    values = {"LoRA_type": "Standard", "max_resolution": "1024,1024", "sdxl": True, "epoch": 3, "lr_warmup": 10}
+    values |= {
+        "pretrained_model_name_or_path": "x/y",
+        "train_data_dir": str(tmp_path / "data"),
+        "bucket_no_upscale": True,
+        "lr_scheduler": "cosine",
+        "enable_bucket": True,
+    }
+    config = file(tmp_path, "gui.json", json.dumps(values | {"sample_prompts": box}))
+    made, recipe = converted(tmp_path, config)
+    assert (recipe.samples.prompts, recipe.samples.width) == (["a mug", "猫 mug"], 1024)
+    told = {key.key: key for key in made.keys}
+    assert "without negative_prompt: the empty caption takes its place" in told["sample_prompts"].remark
+    assert told["lr_warmup_steps"].fate is Fate.TO_FILL_IN
 
 
 def test_a_rate_falls_as_often_over_the_epochs(tmp_path: Path) -> None:

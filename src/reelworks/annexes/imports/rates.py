@@ -29,7 +29,7 @@ def finish(draft: ImportDraft, keys: tuple[ImportedKey, ...]) -> tuple[ImportedK
     if lacks_steps(draft):
         steps = None if draft.epoch_steps is None else draft.epoch_steps * draft.get("train.max_epochs")
     said = f"{part:g} of all steps"
-    if not isinstance(steps, int):
+    if not isinstance(steps, int) or not steps:  # no clip that was found here is large enough
         return tuple(_to_fill_in(key, part) if key.key == origin else key for key in keys)
     draft.begin(origin)
     found = f"{draft.set(_WARMUP, int(part * steps))}, {part:g} of {steps} steps"

@@ -1,4 +1,4 @@
-"""Prompts of previews, in a file of lines with options (`--w 1024`), of TOML or of JSON."""
+"""Prompts of previews: lines with options (`--w 1024`), in a file or a config, or a file of TOML or of JSON."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ from reelworks.core import toml, user_files
 _MOST = 64
 # Options of a line with their names in other files, and the keys here.
 _OPTIONS = {"w": "width", "h": "height", "f": "frame_count", "s": "sample_steps", "l": "scale", "g": "guidance_scale"}
+_OPTIONS |= {"n": "negative_prompt", "d": "seed"}
+# What previews here do in place of options that they do not have.
+_INSTEAD = {
+    "negative_prompt": "the empty caption takes its place",
+    "seed": "previews have the same noise each time",
+}
 _KEYS = {
     "width": "samples.width",
     "height": "samples.height",
@@ -29,11 +35,11 @@ _KEYS = {
 
 
 def prompts(value: Any, draft: ImportDraft) -> Outcome:
-    """Read the file of prompts; their sizes, steps and guidance are taken if all prompts have the same."""
+    """Read prompts, a list of lines or a file; their sizes, steps and guidance are taken if all prompts have the same."""
     if datasets.needs_picture(draft):
         return Fate.TO_FILL_IN, datasets.PICTURE_NEEDED
     try:
-        found = _read(Path(str(value)).expanduser())
+        found = _of_lines(value) if isinstance(value, list) else _read(Path(str(value)).expanduser())
     except (OSError, ValueError, TypeError, KeyError, RuntimeError):
         return Fate.TO_FILL_IN, "this file cannot be read: write its prompts to samples.prompts"
     found = [each for each in found if each.get("prompt")][:_MOST]
@@ -56,6 +62,9 @@ def prompts(value: Any, draft: ImportDraft) -> Outcome:
         amount = number_of(given) if key == "samples.guidance_scale" else whole_of(given)
         if amount >= 1:
             remark += f", {draft.set(key, _legal(key, amount), f'sample_prompts: {name}')}"
+    for name, instead in _INSTEAD.items():
+        if any(each.get(name) is not None for each in found):
+            remark += f", without {name}: {instead}"
     if differs:
         return Fate.TAKEN, f"{remark}; all previews have one size, and these differ: {', '.join(differs)}"
     return Fate.TAKEN, remark
@@ -76,7 +85,11 @@ def _read(path: Path) -> list[dict[str, Any]]:
     if path.suffix.lower() == ".json":
         given = json.loads(text)
         return [each if isinstance(each, Mapping) else _of_line(str(each)) for each in given]  # type: ignore[misc]
-    return [_of_line(line.strip()) for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return _of_lines(text.splitlines())
+
+
+def _of_lines(lines: list[str]) -> list[dict[str, Any]]:
+    return [_of_line(line.strip()) for line in lines if line.strip() and not line.startswith("#")]
 
 
 def _of_line(line: str) -> dict[str, Any]:

@@ -57,6 +57,8 @@ def translate(values: dict[str, Any]) -> dict[str, Any]:
         rates = [values.get(name) not in _EMPTY for name in ("unet_lr", "text_encoder_lr")]
         if "text_encoder_lr" in values and rates != [False, False]:
             found["network_train_unet_only"], found["network_train_text_encoder_only"] = not rates[1], not rates[0]
+    if isinstance(lines := found.get("sample_prompts"), str):  # of a text box, from which the page makes the file
+        found["sample_prompts"] = lines.splitlines()
     share = values.get("lr_warmup")
     if isinstance(share, int | float) and share and not values.get("lr_warmup_steps"):
         found["lr_warmup_steps"] = share / 100
