@@ -72,9 +72,8 @@ def _train(
 
     # Load before any process starts, so that a mistake is reported once.
     loaded = request.load_recipe()
-    for one in recipe_file.each_stage(loaded):
-        trust.require(one.samples.metrics, "samples.metrics")
-        trust.require(one.data.measures, "data.measures")
+    for key, entries in recipe_file.named_code(loaded):
+        trust.require(entries, key)
     if os.environ.get("RANK", "0") == "0" and LAUNCHED not in os.environ:
         # What follows takes seconds, until the libraries are loaded.
         show.line(f"training {request.recipe} in {loaded.output}")

@@ -6,13 +6,14 @@ import sys
 import time
 from dataclasses import replace
 
+import page_client
 import pytest
 from page_client import client, page
 from refused import refused
 
-from reelworks.annexes.page import job_process, jobs, serve
+from reelworks.annexes.page import job_process, jobs, jobs_api, serve
 from reelworks.annexes.page.jobs import Jobs
-from reelworks.annexes.page.workspace import Workspace
+from reelworks.annexes.page.workspace import Workspace, key_of
 from reelworks.core import system
 from reelworks.data.run import lock
 from reelworks.data.run.process import Process
@@ -213,6 +214,24 @@ def test_where_nothing_runs_is_told_with_the_place_that_was_looked_at(tmp_path):
     told = []
     serve.end_jobs([tmp_path], told.append)
     assert told == [f"nothing runs of the queue in {Workspace([tmp_path]).state_folder / 'jobs'}"]
+
+
+@pytest.mark.parametrize("table", ["samples]\nprompts = ['a']\nmetrics", "data]\nmeasures"])
+@pytest.mark.parametrize("place", ["", "stage."])
+def test_code_that_a_recipe_or_a_stage_of_it_names_is_asked_about(tmp_path, table, place):
+    """Before training is begun, which could not ask."""
+    code = tmp_path / "mine.py"
+    code.write_text("Sharp = None\n", encoding="utf-8")
+    ends = "[[stage]]\nname = 'a'\nsteps = 1\n[[stage]]\nname = 'b'\nsteps = 1\n"
+    named = f"[{place}{table} = ['{code.as_posix()}:Sharp']\n"
+    recipe = page_client.small_recipe("run", "data").replace("max_epochs = 1", "")
+    text = recipe + ends + named if place else recipe + named + ends
+    (tmp_path / "r.toml").write_text(text, encoding="utf-8")
+    asking, address = client(tmp_path), f"/api/recipes/{key_of(tmp_path / 'r.toml')}"
+    told = asking.post(f"{address}/train").json()
+    assert (told["code"], told["value"]) == ("code-not-trusted", str(code))
+    assert asking.post(f"{address}/trust").status_code == 200
+    jobs_api.require_trust(tmp_path / "r.toml")
 
 
 def test_an_unknown_job_is_told(queue):

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 
 from fastapi import APIRouter
 
 from reelworks.annexes.page.context import Context, PageContext
 from reelworks.annexes.page.jobs import PageJob
-from reelworks.core import files, trust, user_files
+from reelworks.core import files, trust
+from reelworks.core.errors import UserError
 from reelworks.core.results import Json
 from reelworks.demo import sample_recipe
+from reelworks.training.recipe import recipe_file
 
 
 def to_json(context: Context, job: PageJob) -> Json:
@@ -29,19 +30,16 @@ def add_job(context: Context, kind: str, title: str, arguments: Sequence[str], s
 
 def require_trust(recipe: Path) -> None:
     """Raise `UserError` for code that a recipe names and that was not agreed to yet: a job cannot ask."""
-    for key, entries in _code_of(recipe).items():
+    for key, entries in _code_of(recipe):
         for path in trust.untrusted(entries):
             raise trust.refusal(path, key)
 
 
-def _code_of(recipe: Path) -> dict[str, list[str]]:
-    """Return the entries of a recipe that may name code, by key; nothing of one that is wrong, which training tells."""
-    found: dict[str, list[str]] = {}
-    for table, name in (("samples", "metrics"), ("data", "measures")):
-        with suppress(OSError, ValueError, LookupError, TypeError):
-            entries = user_files.read_toml(recipe)[table][name]
-            found[f"{table}.{name}"] = [entry for entry in entries if isinstance(entry, str)]
-    return found
+def _code_of(recipe: Path) -> list[tuple[str, list[str]]]:
+    """Return the entries of a recipe that may name code, with their keys; nothing of one that is wrong, which training tells."""
+    with suppress(UserError):
+        return recipe_file.named_code(recipe_file.load(recipe))
+    return []
 
 
 routes = APIRouter()
@@ -70,7 +68,7 @@ def list_recipes(context: PageContext) -> list[Json]:
 @routes.post("/recipes/{key}/trust")
 def trust_code(context: PageContext, key: str) -> None:
     """Trust the code that a recipe or a run's recipe names; no path comes from the browser."""
-    trust.add(trust.untrusted(chain.from_iterable(_code_of(context.workspace.recipe(key)).values())))
+    trust.add(trust.untrusted(entry for _, entries in _code_of(context.workspace.recipe(key)) for entry in entries))
 
 
 @routes.post("/recipes/{key}/train")

@@ -168,6 +168,15 @@ def each_stage(recipe: Recipe) -> list[Recipe]:
     return [of_stage(recipe, index) for index in range(len(recipe.stage))] or [recipe]
 
 
+def named_code(recipe: Recipe) -> list[tuple[str, list[str]]]:
+    """Return the entries that may name code of one's own, with their keys, of all stages: training asks about each."""
+    return [
+        pair
+        for one in each_stage(recipe)
+        for pair in (("samples.metrics", one.samples.metrics), ("data.measures", one.data.measures))
+    ]
+
+
 def _index_of(recipe: Recipe, name: str) -> int:
     """Return the index of a stage by its name, which may be in quotes."""
     names = [stage.name for stage in recipe.stage]
