@@ -137,6 +137,20 @@ def test_a_new_point_comes_to_the_page_by_itself(opened, address, root):
             shown.wait_for_selector(f"#now:has-text('step {number} ')")
 
 
+def test_an_address_of_a_page_that_has_ended_takes_no_right_to_change(opened, address):
+    """A token replaces one that works only once the server has taken it."""
+    script = "document.querySelector('script[type=module]').src.replace('main.js', 'server.js')"
+    with window(opened, tolerates="Failed to load resource") as shown:
+        shown.goto(address)
+        shown.wait_for_selector("table")
+        shown.goto(address.split("#")[0] + "#token=of-yesterday")
+        shown.wait_for_selector("table")
+        for _ in range(2):
+            ask = f"async () => (await import({script})).post('/jobs/0/stop').catch(error => error.status)"
+            assert shown.evaluate(ask) == 404
+        assert not shown.locator("#read-only").is_visible()
+
+
 def test_without_the_token_nothing_can_be_pressed(opened, address, root):
     unfinished(root / "runs" / "crashed")
     with window(opened) as shown:

@@ -6,7 +6,6 @@ A part is what one recipe trained on one catalog: a start that goes on with both
 from __future__ import annotations
 
 import bisect
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -86,11 +85,12 @@ def read(run: RunFolder, step: int) -> Trained:
         if event["step"] <= step:
             index = bisect.bisect_left(begins, event["step"]) - 1
             speeds[index] = speed.total([speeds[index], speed.of_step(event)])
-    on_hub, seconds = dict[str, str](), Counter[str]()
+    on_hub, seconds = dict[str, str](), dict[str, float]()
     parts = list[TrainedPart]()
     for part, shown in zip(of_run, speeds, strict=True):
         on_hub |= part.start.get("sources", {})
-        seconds[f"{part.start.get('world_size', 1)} × {part.start.get('device', 'unknown')}"] += shown.seconds
+        machine = f"{part.start.get('world_size', 1)} × {part.start.get('device', 'unknown')}"
+        seconds[machine] = seconds.get(machine, 0.0) + shown.seconds
         recipe, data = recipe_file.load(part.recipe), plan_report.read_summary_file(part.summary)
         own = TrainedPart(part.begun + 1, int(part.last), neutral.recipe(recipe, on_hub), data, shown.clips)
         if parts and own.continues(parts[-1]):

@@ -4,9 +4,12 @@ import { t } from "./texts.js";
 
 // The token comes in the address that the terminal prints, after "#", which browsers send to nobody.
 const KEY = "reelworks-token";
+// The one before, until the server has taken the new one: the address may be of a page that has ended.
+const FORMER = "reelworks-former-token";
 export function takeToken() {
   const found = /^#token=([\w.~-]+)$/.exec(location.hash);
   if (found) {
+    if (canChange() && localStorage.getItem(KEY) !== found[1]) localStorage.setItem(FORMER, localStorage.getItem(KEY));
     localStorage.setItem(KEY, found[1]);
     history.replaceState(null, "", "#/runs");
   }
@@ -41,12 +44,19 @@ async function request(method, path, body, signal) {
   const value = (answer.headers.get("content-type") || "").includes("json") ? await answer.json() : null;
   if (!answer.ok) {
     if (answer.status === 401) {
+      const former = localStorage.getItem(FORMER);
+      localStorage.removeItem(FORMER);
+      if (former) {
+        localStorage.setItem(KEY, former);
+        return request(method, path, body, signal);
+      }
       localStorage.removeItem(KEY);
       document.getElementById("read-only").hidden = false;
     }
     const detail = value?.detail ? { problem: JSON.stringify(value.detail) } : {};
     throw new Problem(answer.status, value ? { ...detail, ...value } : {});
   }
+  if (method !== "GET") localStorage.removeItem(FORMER);
   return value;
 }
 export const get = (path, signal) => request("GET", path, undefined, signal);
