@@ -120,7 +120,7 @@ class TextEmbedding(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardingPlan:
-    """What of a network is sharded, checkpointed and compiled by itself.
+    """Parts of a network that are sharded, checkpointed and compiled by themselves.
 
     Attributes:
         blocks: Its blocks, of which none holds another one, those of a list in order of use.
@@ -132,7 +132,7 @@ class ShardingPlan:
 
     @property
     def units(self) -> list[nn.Module]:
-        """What is sharded as units, outermost last."""
+        """Blocks and networks, which are sharded as units, outermost last."""
         return [*self.blocks, *self.networks]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
+from reelworks.data.run.folder import RunFolder
 from reelworks.models.adapters import files, inject
 from reelworks.models.adapters.config import LoraConfig
+from reelworks.models.export import exports_folder
 from reelworks.models.export.lora import LoraFile
 from reelworks.models.text.trained_texts import CaptionedDenoiser, ClipTexts
 from reelworks.testing import contract
@@ -75,3 +78,45 @@ def test_diffusers_gets_the_lora_of_both_parts(tmp_path: Path, dora: bool) -> No
     begun = adapted(settings)
     files.load_into(begun.module, settings.model_copy(update={"weights": str(path)}), begun.config)
     assert farthest(begun.module, wanted) < 1e-5
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "train-a-lora.md"
+SETTINGS = [
+    *(LoraConfig(type="lora", rank=2, alpha=3.0, text_encoders=texts) for texts in (False, True)),
+    *(LoraConfig(type="lokr", rank=2, alpha=3.0, text_encoders=texts) for texts in (False, True)),
+    *(LoraConfig(type="loha", rank=2, alpha=3.0, text_encoders=texts) for texts in (False, True)),
+    *(LoraConfig(type="oft", block_size=4, text_encoders=texts) for texts in (False, True)),
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda one: f"{one.type}-{one.text_encoders}")
+def test_each_way_that_the_end_of_a_training_tells_loads_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: LoraConfig
+) -> None:
+    """Calls of diffusers, or the code of the page that is named."""
+    path = exports_folder.path_of(RunFolder(tmp_path), 3, "ema", "diffusers")
+    path.parent.mkdir()
+    wanted = written(path, settings)
+    (line,) = exports_folder.how_to_use([path], settings, "unet")
+    ways = re.findall(r"pipe\..*?\)", line)
+    if not ways:
+        assert line == f"{path}: for peft, as docs/how-to/train-a-lora.md shows"
+        (code,) = re.findall(r"```python\n([^`]*peft\.set_peft_model_state_dict[^`]*)```", PAGE.read_text("utf-8"))
+        kind = {"lokr": "LoKr", "loha": "LoHa", "oft": "OFT"}[settings.type]
+        ways = [code.replace("LoHaConfig", f"{kind}Config", 1).replace("mug.safetensors", path.as_posix())]
+    for way in ways:
+        pipe = pipeline()
+        exec(way, {"pipe": pipe, "pipeline": pipe})
+        assert farthest(pipe.unet, wanted, "unet" if settings.text_encoders else "") < 1e-5, way
+        if settings.text_encoders and "unet.load" not in way:
+            assert farthest(pipe.text_encoder, wanted, "text_encoder") < 1e-5, way
+
+
+def test_the_file_of_the_second_expert_goes_to_the_second_network(tmp_path: Path) -> None:
+    path = exports_folder.path_of(RunFolder(tmp_path), 3, "ema", "diffusers")
+    paths = [path.with_stem(f"{path.stem}-{name}") for name in ("transformer", "transformer_2")]
+    first, second = exports_folder.how_to_use(paths, LoraConfig(), "transformer")
+    assert f'pipe.load_lora_weights("{paths[0].as_posix()}"), ' in first
+    assert f'pipe.load_lora_weights("{paths[1].as_posix()}", load_into_transformer_2=True), ' in second
+    assert "pipe.transformer.load_lora_adapter" in first
+    assert "pipe.transformer_2.load_lora_adapter" in second

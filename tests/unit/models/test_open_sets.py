@@ -136,7 +136,7 @@ def test_a_convention_from_outside_is_written_and_read(tmp_path: Path, dashes: s
     """A recipe may name it, a run says how to use its files, and another run begins with one."""
     assert ExportsConfig(formats=["diffusers", dashes]).formats[1] == dashes  # type: ignore[list-item]
     path = exports_folder.path_of(RunFolder(tmp_path), 3, "ema", dashes)
-    assert exports_folder.how_to_use([path]) == [f"{path}: for ours, open {path}"]
+    assert exports_folder.how_to_use([path], LoraConfig(), "transformer") == [f"{path}: for ours, open {path}"]
     settings = LoraConfig(rank=2)
     denoiser = trained(settings)
     state = inject.weights(denoiser.module)

@@ -53,7 +53,7 @@ class Convention:
 class _Diffusers(Convention):
     name = "diffusers"
     usage = "for diffusers and peft"
-    how_to_use = 'for diffusers, pipe.load_lora_weights("{file}"), or load_lora_adapter of its network'
+    how_to_use = "for peft, as docs/how-to/train-a-lora.md shows"  # what diffusers has no call for
     prefixes = ("base_model.model.", "transformer.", "unet.")
     is_peft = True
 

@@ -19,6 +19,7 @@ from reelworks.data.checkpoint import names, verify
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run import history
 from reelworks.data.run.folder import RunFolder
+from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.adapters.conventions import CONVENTIONS
 from reelworks.models.export import export
 from reelworks.models.export.config import ExportsConfig, Weights
@@ -79,16 +80,19 @@ def write(
     return files
 
 
-def how_to_use(files: Sequence[Path]) -> list[str]:
-    """Return a line for each file that `write` has written: where it lies, and how other programs load it."""
+def how_to_use(files: Sequence[Path], lora: LoraConfig | None, part: str) -> list[str]:
+    """Return a line for each file that `write` has written: where it lies, and how other programs load it.
+
+    `part` is the folder of the network in a pipeline of diffusers; each of two experts has one of its own.
+    """
     lines = []
     for file in files:
-        form = (match := _NAME.fullmatch(file.name)) and match[3]
-        lines.append(
-            f"{file}: {CONVENTIONS[form].how_to_use.format(file=file.as_posix())}"
-            if form
-            else f"{file}: the network's weights"
-        )
+        match, how = _NAME.fullmatch(file.name), "the network's weights"
+        if match and lora is not None:
+            convention, network = CONVENTIONS[match[3]], (match[4] or part).removeprefix("-")
+            call = lora.kind.call_in_diffusers(lora, file.as_posix(), network, part) if convention.is_peft else None
+            how = f"for diffusers, {call}" if call else convention.how_to_use.format(file=file.as_posix())
+        lines.append(f"{file}: {how}")
     return lines
 
 

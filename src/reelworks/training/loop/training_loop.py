@@ -21,6 +21,7 @@ from reelworks.data.loader.failures import FailedClip
 from reelworks.data.loader.position import DataPosition, next_epoch, no_steps
 from reelworks.data.media.decode_pool import DecodePool
 from reelworks.data.media.patience import AWAY_SECONDS, StorageAway
+from reelworks.models import components
 from reelworks.models.export import exports_folder
 from reelworks.training.encoding.encode_prefetcher import EncodePrefetcher
 from reelworks.training.loop import resume
@@ -285,8 +286,10 @@ class Trainer:
         self._log.event("stop", step=position.global_step, reason=reason)
         if reason in ("signal", "storage"):
             logger.info("stopped after step %d; the same command goes on", position.global_step)
-        for line in exports_folder.how_to_use(self._checkpoints.exported) if reason == "finished" else ():
-            logger.info(line)
+        if reason == "finished":
+            part = components.family_config(self._recipe.model).network.part
+            for line in exports_folder.how_to_use(self._checkpoints.exported, self._recipe.lora, part):
+                logger.info(line)
 
     def _require_finite(self, step: int, result: StepResult) -> None:
         """Raise after too many consecutive steps whose loss or gradient was not finite."""

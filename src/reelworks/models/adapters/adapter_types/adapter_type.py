@@ -41,6 +41,7 @@ class AdapterSettings(Protocol):
     decompose_both: bool
     block_size: int
     dora: bool
+    text_encoders: bool
 
     @property
     def exact_alpha(self) -> float:
@@ -88,6 +89,10 @@ class AdapterType(ABC):
         self, config: AdapterSettings, convention: Convention, field: str, network: Network | None
     ) -> None:
         """Refuse a file convention that cannot hold the adapter for a network; None for an unknown one."""
+
+    def call_in_diffusers(self, config: AdapterSettings, file: str, network: str, part: str) -> str | None:
+        """Return how a pipeline `pipe` loads a file, with names that begin with `part`, into a network; None if it cannot."""
+        return None
 
     def require_readable(self, settings: Mapping[str, Any]) -> None:
         """Refuse peft's settings in a file's header with which the same numbers are another update."""

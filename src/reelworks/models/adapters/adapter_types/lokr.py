@@ -72,6 +72,10 @@ class LoKr(LycorisType):
         if NAME in layer.lokr_w1 and NAME in layer.lokr_w2:
             layer.scaling[NAME] = 1.0
 
+    def call_in_diffusers(self, config: AdapterSettings, file: str, network: str, part: str) -> str | None:
+        """Return the call of the network; text encoders have none."""
+        return None if config.text_encoders else f'pipe.{network}.load_lora_adapter("{file}", prefix="{part}")'
+
     def require_writable(
         self, config: AdapterSettings, convention: Convention, field: str, network: Network | None
     ) -> None:

@@ -58,6 +58,11 @@ class LoRA(AdapterType):
             use_dora=config.dora,
         )
 
+    def call_in_diffusers(self, config: AdapterSettings, file: str, network: str, part: str) -> str | None:
+        """Return the call of pipelines, and that of the network for pipelines without it."""
+        more = ", load_into_transformer_2=True" if network == "transformer_2" else ""
+        return f'pipe.load_lora_weights("{file}"{more}), or pipe.{network}.load_lora_adapter("{file}", prefix="{part}")'
+
     def require_writable(
         self, config: AdapterSettings, convention: Convention, field: str, network: Network | None
     ) -> None:
