@@ -144,7 +144,7 @@ def require_place(path: Path) -> None:
     """Create the folder of a file and check that it is writable, before anything is generated."""
     with files.writing("output", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.").close()
+        tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp").close()
 
 
 def write(path: Path, frames_THWC: Frames, fps: float, sound: Sound | None = None) -> None:

@@ -241,9 +241,8 @@ class MetricReports:
         self._training.log.event("metrics", step=step, values=values, skipped=skipped, measured_on=measured_on)
         self._training.log.curves(step, {f"samples/{name}": value for name, value in values.items()})
         parts = [f"{name} {value:.4g}" for name, value in values.items()]
-        logger.info(
-            f"step {step}  previews: {', '.join([*parts, *(f'{n} skipped: {why}' for n, why in skipped.items())])}"
-        )
+        parts += [f"{name} skipped: {why}" for name, why in skipped.items()]
+        logger.info(f"step {step}  previews: {', '.join(parts)}")
         if any(name.startswith("likeness-") for name in values):
             self._advise(step)
 
@@ -256,9 +255,6 @@ class MetricReports:
         self._advised_step = found.step
         self._training.log.event("stop_advice", step=step, use=found.step, reasons=found.reasons)
         kept = found.step in CheckpointFolder(run.checkpoints_folder).steps()
-        state = (
-            "its checkpoint is on the disk, and `reelworks checkpoints pin` keeps it"
-            if kept
-            else "it has no checkpoint"
-        )
-        logger.info(f"step {step}  advice: {found.to_text()}. {state[0].upper()}{state[1:]}; training goes on")
+        pin = "Its checkpoint is on the disk, and `reelworks checkpoints pin` keeps it"
+        state = pin if kept else "It has no checkpoint"
+        logger.info(f"step {step}  advice: {found.to_text()}. {state}; training goes on")

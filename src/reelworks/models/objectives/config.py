@@ -50,14 +50,11 @@ _BELONGS_TO: dict[str, tuple[str, tuple[str, ...]]] = {
     "huber_schedule": ("loss", ("huber", "smooth-l1")),
 }
 
-# Fewest steps of the sampler, and how many are usual; a flow has any number of them.
-_SAMPLER_STEPS = {"iddpm": (2, "50 to 250")} | dict.fromkeys(("epsilon", "v-prediction"), (1, "20 to 50"))
-
 
 def require_steps(objective: str, num_steps: int, field: str = "num_inference_steps") -> None:
-    """Refuse a number of steps that the sampler of an objective does not have."""
-    fewest, usual = _SAMPLER_STEPS.get(objective, (1, ""))
-    if objective in _SAMPLER_STEPS and not fewest <= num_steps <= NUM_TIMESTEPS:
+    """Refuse a number of steps that the sampler of an objective does not have; that of a flow has any."""
+    fewest, usual = (2, "50 to 250") if objective == "iddpm" else (1, "20 to 50")
+    if objective != "rectified-flow" and not fewest <= num_steps <= NUM_TIMESTEPS:
         raise UserError(
             f"the number of steps is not in [{fewest}, {NUM_TIMESTEPS}]",
             code="steps-out-of-range",
