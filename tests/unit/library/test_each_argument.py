@@ -54,7 +54,9 @@ def read(**arguments: Any) -> object:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("DecodePool", "read_ahead"):
             made = getattr(loader_module, name)
-            patch.setattr(loader_module, name, lambda *given, make=made: asked.append(given[-1]) or make(*given))
+            patch.setattr(
+                loader_module, name, lambda *given, make=made, **how: asked.append(given[-1]) or make(*given, **how)
+            )
         for step in loader:
             asked += [
                 (m.paths, str(m.frames.device), m.frames.device.type != "meta" and m.frames.sum().item()) for m in step

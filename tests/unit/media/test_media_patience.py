@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -243,6 +245,7 @@ class _Rights:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.refused: Callable[[str], bool] = lambda path: False
+        self.error: Callable[[str], OSError] = PermissionError
         Image.new("RGB", (16, 16), 7).save(folder / "a.png")
         data = (folder / "a.png").read_bytes()
         self.files = [Location(f"memory://rights/{i}.png", f"{i}.png", size=len(data)) for i in range(5)]
@@ -256,7 +259,7 @@ class _Rights:
     def _guarded(self, read: Callable[..., object]) -> Callable[..., object]:
         def work(fs: object, path: str, *rest: object, **options: object) -> object:
             if self.refused(path):
-                raise PermissionError(path)
+                raise self.error(path)
             return read(fs, path, *rest, **options)
 
         return work
@@ -278,15 +281,23 @@ def decoding(
         yield lambda files: [job.result() for job in [pool.submit(request(file)) for file in files]]
 
 
-def test_a_clip_that_alone_is_not_given_is_to_blame(rights: _Rights) -> None:
-    """Also if it is the first of all."""
-    rights.refused = lambda path: path.endswith("0.png")
+@pytest.mark.parametrize("alone", ["0", "4", "014"])
+def test_clips_that_are_not_given_beside_others_are_to_blame(rights: _Rights, alone: str) -> None:
+    """Also if they are the first of all, more than there are threads, or asked for last."""
+    rights.refused = lambda path: path[-5] in alone
     with decoding(60.0) as decode:
         for _ in range(2):
-            failure, *others = decode(rights.files)
-            assert isinstance(failure, Failure)
-            assert "the storage refuses it" in failure.reason
-            assert not any(isinstance(one, Failure) for one in others)
+            found = decode(rights.files)
+            failures = {i: one.reason for i, one in enumerate(found) if isinstance(one, Failure)}
+            assert "".join(map(str, failures)) == alone
+            assert all("the storage refuses it" in reason for reason in failures.values())
+
+
+def test_a_busy_storage_that_gives_some_clips_loses_none(rights: _Rights) -> None:
+    asked = itertools.count()
+    rights.refused, rights.error = lambda path: next(asked) % 7 < 5, partial(OSError, errno.EBUSY)
+    with decoding(60.0) as decode:
+        assert not any(isinstance(one, Failure) for one in decode(rights.files))
 
 
 def test_no_clip_is_to_blame_for_a_storage_that_is_back_in_time(

@@ -57,7 +57,7 @@ class DataSource:
 
     @property
     def scanned(self) -> float:
-        """When the catalog last changed, in seconds since 1970; 0 if there is none."""
+        """Return when the catalog last changed, in seconds since 1970; 0 if there is none."""
         try:
             return (self.catalog / "catalog.json").stat().st_mtime
         except (FileNotFoundError, NotADirectoryError):

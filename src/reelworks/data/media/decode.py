@@ -107,7 +107,13 @@ class MediaError(Exception):
 
 
 class NotGivenError(MediaError):
-    """The storage of a file does not give it, which says nothing about the file; see `location.is_of_storage`."""
+    """The storage of a file does not give it, which says nothing about the file; see `location.is_of_storage`.
+
+    Attributes:
+        may_vanish: Whether it may give it on a retry.
+    """
+
+    may_vanish = False
 
 
 @dataclass(frozen=True)
@@ -233,7 +239,7 @@ def with_reasons(file: MediaPath, read: Callable[[MediaPath], R]) -> R:
             return read(path)
 
     try:
-        return retry.with_retries(attempt, may_vanish=location.is_of_storage, most_seconds=retry.LONG_SECONDS)
+        return retry.with_retries(attempt, most_seconds=retry.LONG_SECONDS)
     except (UserError, MediaError):
         raise
     except (ProbeError, location.ChangedError) as error:
@@ -242,7 +248,9 @@ def with_reasons(file: MediaPath, read: Callable[[MediaPath], R]) -> R:
         raise MediaError("No such file or directory") from None
     except Exception as error:  # decoders raise nearly anything on damaged input
         if location.is_of_storage(error):
-            raise NotGivenError(f"the storage does not give it: {error}") from error
+            refused = NotGivenError(f"the storage does not give it: {error}")
+            refused.may_vanish = retry.is_transient(error)
+            raise refused from error
         raise MediaError(f"{type(error).__name__}: {error}") from error
 
 

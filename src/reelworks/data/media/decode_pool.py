@@ -29,15 +29,19 @@ _PATIENCE_SECONDS = 5.0
 MOST_SECONDS = 120.0  # for a clip that no pool decodes
 # A process may be killed from outside, e.g. for memory; a clip is blamed only if every attempt dies.
 _ATTEMPTS = 3
+_TRIES = 5  # of a clip that a busy storage does not give
 _WINDOW = 1000
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Reason why a clip could not be decoded; `of_storage` if it says nothing about the clip."""
+    """Reason why a clip could not be decoded.
+
+    If it is one of the storage, the clip is to blame after so many `tries` beside which the storage gave others.
+    """
 
     reason: str
-    of_storage: bool = False
+    tries: int = 0
 
 
 Decoded = Frames | Failure
@@ -141,17 +145,17 @@ class DecodePool:
         self._threads.shutdown(wait=threading.get_ident() not in self._own_threads)
 
     def _decode(self, request: Request | SoundRequest, into: Slot | None) -> Decoded:
-        read, is_alone = self._attempt(request, into), not self._patience.seconds
-        while isinstance(read.result, Failure) and read.result.of_storage and not is_alone:
-            # One that is not given while others are is to blame.
-            is_alone = self._patience.wait(request.path, read.result.reason)
+        read, tries = self._attempt(request, into), 0
+        while self._patience.seconds and isinstance(read.result, Failure) and tries < read.result.tries:
+            tries += self._patience.wait(request.path, read.result.reason)
             read = self._attempt(request, into)
+            if not isinstance(read.result, Failure):
+                self._patience.end(request.path)
         if read.seconds is not None:
             self.decode_seconds.append(read.seconds)
             self._decoded += 1
         if isinstance(read.result, Failure):
             return read.result
-        self._patience.give(request.path)
         if into is None:
             return read.result
         if np.may_share_memory(read.result, into.array):  # a process has written it there already
@@ -170,7 +174,7 @@ class DecodePool:
                 return self._processes.call(_read, request, self.timeout_seconds, into=into, alone=deaths > 0)
             except WorkerHung:
                 of_storage = self._patience.seconds > 0 and not location.is_here(request.path)
-                return _Read(Failure(_too_long(self.timeout_seconds), of_storage))
+                return _Read(Failure(_too_long(self.timeout_seconds), int(of_storage)))
             except WorkerStopped:
                 continue
             except WorkerDied:
@@ -209,6 +213,9 @@ def _read(request: Request | SoundRequest) -> _Read:
         loaded = sound.load(request).view(np.uint8) if isinstance(request, SoundRequest) else decode.load(request)
         # Arrays that are not contiguous would be copied once more on their way between processes.
         result = np.ascontiguousarray(loaded)
+    except NotGivenError as error:
+        # A refusal is of one file or of all; a storage that is busy gives some of them, and this one later.
+        result = Failure(str(error), _TRIES if error.may_vanish else 1)
     except MediaError as error:
-        result = Failure(str(error), isinstance(error, NotGivenError))
+        result = Failure(str(error))
     return _Read(result, time.perf_counter() - began)

@@ -108,7 +108,8 @@ def _limits(protocol: str) -> dict[str, Any]:
     """Return options by which a client ends a question to a silent storage after a minute; others have limits of their own."""
     from fsspec.config import conf
 
-    if protocol in _S3:  # botocore would ask five times for each time of s3fs, after 15 s each
+    # botocore would ask five times for each time of s3fs, after 15 s each.
+    if protocol in _S3 and not {"AWS_MAX_ATTEMPTS", "AWS_RETRY_MODE"} & os.environ.keys():
         return {
             "config_kwargs": {"retries": {"total_max_attempts": 1}} | conf.get(protocol, {}).get("config_kwargs", {})
         }
@@ -354,7 +355,7 @@ def answers(file: MediaPath) -> bool:
     """Return whether the storage of a file answers: it gives a byte of that remote file, or lists the folder of a local one."""
     if is_remote(file):
         return _answers(lambda: _range(file.file, file.start or 0, 1))
-    return _answers(lambda: list(Path(storage_of(file)).iterdir()))
+    return _answers(lambda: next(os.scandir(storage_of(file)), None))
 
 
 def _answers(question: Callable[[], object]) -> bool:

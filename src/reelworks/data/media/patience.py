@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable
+from functools import partial
 
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
@@ -14,6 +16,8 @@ from reelworks.data.media.location import MediaPath
 # Whoever renews rights, or starts a server again, takes minutes.
 AWAY_SECONDS = 600.0
 _PAUSE_SECONDS, _LOOK_SECONDS = 5.0, 0.2
+# Of a storage that gives no clip, so many others are asked for, of which some may be refused too, unless it is silent.
+_MOST_KNOWN, _ASKING_SECONDS = 8, 5.0
 
 
 class StorageAway(UserError):  # noqa: N818
@@ -34,21 +38,31 @@ class Patience:
     def __init__(self, seconds: float, leaves: Callable[[], bool]) -> None:
         self.seconds, self._leaves = seconds, leaves
         self._lock, self.is_over = threading.Lock(), False
-        self._others: dict[str, MediaPath] = {}  # by storage, the file that was asked for last
-        self._given: dict[str, MediaPath] = {}  # or given
+        # By storage, its files that were asked for last; one of this machine is asked for its folder.
+        self._known: dict[str, deque[MediaPath]] = defaultdict(partial(deque, maxlen=_MOST_KNOWN))
         self._since: dict[str, float] = {}  # when each was found to be away
 
     def ask(self, file: MediaPath) -> None:
-        """Note that a file will be read; for one of this machine, its folder is asked."""
+        """Note that a file will be read."""
         if location.is_remote(file):
-            self._others[location.storage_of(file)] = file
+            with self._lock:
+                known = self._known[location.storage_of(file)]
+                if file not in known:
+                    known.append(file)
 
-    def give(self, file: MediaPath) -> None:
-        """Note that a file was read."""
-        if location.is_remote(file):
-            self._given[location.storage_of(file)] = file
-        if self._since and self._since.pop(storage := location.storage_of(file), None) is not None:
+    def end(self, file: MediaPath) -> None:
+        """Note that the storage of a file, for which it was waited, gives clips again."""
+        if self._since.pop(storage := location.storage_of(file), None) is not None:
             logger.info("%s gives clips again", storage)
+
+    def _gives_others(self, file: MediaPath) -> bool:
+        """Return whether the storage of a file answers for another one."""
+        if not location.is_remote(file):
+            return location.answers(file)
+        with self._lock:
+            others = [other for other in reversed(self._known[location.storage_of(file)]) if other != file]
+        began = time.monotonic()
+        return any(time.monotonic() - began < _ASKING_SECONDS and location.answers(other) for other in others)
 
     def wait(self, file: MediaPath, reason: str) -> bool:
         """Return whether the storage of a file that is not given answers for another one; else return after a pause.
@@ -56,9 +70,10 @@ class Patience:
         Raises:
             StorageAway: It has not answered for too long.
         """
-        storage = location.storage_of(file)
-        if location.answers(self._given.get(storage) or self._others.get(storage) or file):
+        if self._gives_others(file):
+            self.end(file)
             return True
+        storage = location.storage_of(file)
         with self._lock:
             is_first = storage not in self._since
             until = self._since.setdefault(storage, time.monotonic()) + self.seconds

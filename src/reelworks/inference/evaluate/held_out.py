@@ -22,6 +22,7 @@ from reelworks.data.distributed.mesh import World
 from reelworks.data.loader import segment_record
 from reelworks.data.loader.step_source import StepSource
 from reelworks.data.media.decode_pool import DecodePool
+from reelworks.data.media.patience import AWAY_SECONDS
 from reelworks.data.run import records
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.run.records import RecordError
@@ -230,7 +231,8 @@ def opened(
     recipe, clips = data.recipe, data.held_out()
     resume.set_threads(recipe)
     with attention.prefer(recipe.model.attention), ExitStack() as stack:
-        pool = stack.enter_context(closing(DecodePool(recipe.data.num_workers, recipe.data.decode_timeout)))
+        how = recipe.data.num_workers, recipe.data.decode_timeout
+        pool = stack.enter_context(closing(DecodePool(*how, patience_seconds=AWAY_SECONDS)))
         model = source.load(recipe, world)
         attention.use(model.denoiser, recipe.model.attention, world.device)
         stored = encoding.open_store(data) if recipe.encode.store else None

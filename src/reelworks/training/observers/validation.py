@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from reelworks.core import digests
+from reelworks.core.errors import UserError
 from reelworks.data.catalog.sources import REJECTED
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader import decode_requests
@@ -102,7 +103,11 @@ class Validator:
 
     @torch.no_grad()
     def run(self, pool: DecodePool, stops: Callable[[], bool] = lambda: False) -> Validation | None:
-        """Validate; returns None if there is no held-out clip, or if `stops`, which is asked before each, is True."""
+        """Validate; returns None if there is no held-out clip, or if `stops`, which is asked before each, is True.
+
+        Raises:
+            UserError: On all ranks, if a clip was not read for a reason that is not its own, see `MicroBatch.stops`.
+        """
         if not len(self.held_out):
             return None
         times, buckets = self.recipe.validation_timesteps, self.source.data.table.buckets
@@ -111,9 +116,11 @@ class Validator:
         budget_bytes = self.recipe.data.prefetch_budget_bytes
         requests = shared_out(self.source, self.world, len(self.held_out), lambda i: self.held_out.take(np.array([i])))
         unread: list[FailedClip] = []
+        stuck: UserError | None = None
         for i, batch in enumerate(self.encoder.read(requests, pool, budget_bytes)):
             if stops():
                 return None
+            stuck = stuck or batch.stops
             # Groups of fewer ranks than a sequence group has measure the same clip, and one of them counts.
             self.sequence.use(batch.request.sequence_degree)
             losses = self._losses(batch, self._times_at_once(i))
@@ -125,13 +132,16 @@ class Validator:
                         sums[row, -1] += 1
             self.on_clip((i + 1) * self.world.data_size, len(self.held_out))
         sums = self.world.sum(sums)
+        of_ranks: list[Any] = self.world.gather((unread, stuck))
+        for _, reason in of_ranks:
+            if reason is not None:
+                raise reason
         by_bucket = {
             bucket.name: HeldOutLoss.of_sums(row, times)
             for bucket, row in zip(buckets, sums[1:], strict=True)
             if row[-1]
         }
-        of_ranks: list[Any] = self.world.gather(unread)
-        lost = tuple(sorted((clip for part in of_ranks for clip in part), key=lambda clip: clip.uid))
+        lost = tuple(sorted((clip for part, _ in of_ranks for clip in part), key=lambda clip: clip.uid))
         measured_on = self.digest + (f"-{digests.digest_json([clip.uid for clip in lost])[:8]}" if lost else "")
         return Validation(
             **vars(HeldOutLoss.of_sums(sums[0], times)), by_bucket=by_bucket, measured_on=measured_on, unread=lost

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from reelworks.core import log, units
 from reelworks.core.log import logger
 from reelworks.data.loader.failures import MOST_NAMED
+from reelworks.data.media.patience import StorageAway
 from reelworks.training.observers.early_stop import EarlyStop
 from reelworks.training.observers.observer import Pause, StepObserver, Training
 from reelworks.training.observers.validation import Validation, Validator
@@ -60,7 +61,11 @@ class Validations(StepObserver):
             return {}
         began = time.monotonic()
         with log.stage("validating"), self._training.model.state.averaged():
-            result = self._validator.run(now.pool, self._training.stops)
+            try:
+                result = self._validator.run(now.pool, self._training.stops)
+            except StorageAway as error:  # the next step saves and ends, and the next start makes it up
+                logger.warning(f"step {now.step}  no validation: {error.problem}")
+                return {}
         if result is None or not self._tell_unread(now.step, result):
             return {}
         step, seconds, early = now.step, time.monotonic() - began, self._early

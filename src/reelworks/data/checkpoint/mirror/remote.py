@@ -19,7 +19,7 @@ import fsspec
 from fsspec.core import url_to_fs
 from fsspec.utils import get_protocol
 
-from reelworks.core import files, storage
+from reelworks.core import storage
 from reelworks.core.errors import UserError
 from reelworks.data.checkpoint import manifest, names
 from reelworks.data.checkpoint.config import MirrorConfig
@@ -239,11 +239,15 @@ class RemoteFilesystem:
 
 @contextmanager
 def _replaced(file: Path) -> Iterator[Path]:
-    """Yield a path beside a file, which what is written there replaces, durably."""
-    with files.replacing(file) as temporary:
-        yield temporary
-        with temporary.open("r+b") as f:  # Windows syncs only what may be written
-            storage.fsync(f.fileno(), temporary)
+    """Yield a path beside a file, which what is written there replaces, durably.
+
+    Its name is the same each time, so that what a kill left is written over.
+    """
+    temporary = file.with_name(f".{file.name}.tmp")
+    yield temporary
+    with temporary.open("r+b") as f:  # Windows syncs only what may be written
+        storage.fsync(f.fileno(), temporary)
+    storage.rename(temporary, file)
     storage.fsync_folder(file.parent)
 
 
