@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import inspect
 import os
-import sys
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -38,15 +37,6 @@ class Commands(TyperGroup):
         """Read the rest, and run the command."""
         with _errors_as_json("--json" in ctx.args):
             return super().invoke(ctx)
-
-    def main(self, *arguments: Any, **extra: Any) -> Any:
-        """Run the command line; an answer that nobody got is told."""
-        try:
-            return super().main(*arguments, **extra)
-        except SystemExit as exit_:
-            if not exit_.code:
-                terminal.require_answered()
-            raise
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command, or that of an annex from outside."""
@@ -116,12 +106,13 @@ class App(typer.Typer):
             def invoke(self, ctx: Any) -> Any:
                 from reelworks.core import log
 
-                if not answers and sys.stdout is not None:
-                    terminal.steady(sys.stdout).only_tells = True
                 is_main, json = os.environ.get("RANK", "0") == "0", bool(ctx.params.get("json"))
                 stage = nullcontext() if doing is None else log.stage(doing)
                 with log.to_terminal(speaks=is_main, stderr=answers or json, quiet=answers and json), stage:
-                    return super().invoke(ctx)
+                    result = super().invoke(ctx)
+                if answers:
+                    terminal.require_answered()
+                return result
 
         register = super().command(name, cls=Speaking, **options)
         return lambda function: register(_with_options(function))

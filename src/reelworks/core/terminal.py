@@ -31,11 +31,10 @@ class Steady:
 
     Attributes:
         lost: The error of that write.
-        only_tells: Whether nothing is lost with it, since no answer of a command is written to it.
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream, self.only_tells = stream, False
+        self._stream = stream
         self.lost: Exception | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -43,7 +42,7 @@ class Steady:
 
     def write(self, text: str) -> int:
         """Write text; a name that is no text, or a terminal without Unicode, is no reason to end a command."""
-        encoding = self._stream.encoding or "utf-8"
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
         self._try(self._stream.write, text.encode(encoding, "backslashreplace").decode(encoding))
         return len(text)
 
@@ -55,13 +54,10 @@ class Steady:
         if self.lost is None:
             try:
                 call(*arguments)
-            except (
-                OSError,
-                ValueError,
-                RuntimeError,
-            ) as error:  # a reader that has ended, a full disk, a closed stream
-                # A handler of signals that prints while the program waits in a write loses its own line alone.
-                self.lost = None if isinstance(error, RuntimeError) else error
+            except (OSError, ValueError) as error:  # such as a reader that has ended, a full disk, or a closed stream
+                self.lost = error
+            except RuntimeError:  # of a handler of signals, which prints while the program waits in a write
+                pass
 
 
 @lru_cache(maxsize=4)
@@ -86,17 +82,15 @@ def require_answered() -> None:
         UserError: It could not be written.
         SystemExit: The reader has ended.
     """
-    stream = sys.stdout
-    if not isinstance(stream, Steady) or stream.lost is None or stream.only_tells:
-        return
-    if isinstance(stream.lost, BrokenPipeError):
+    lost: Exception | None = getattr(sys.stdout, "lost", None)
+    if isinstance(lost, BrokenPipeError):
         raise SystemExit(128 + 13)
-    raise UserError(
-        f"it cannot be written to ({stream.lost})",
-        code="output-unwritable",
-        field="standard output",
-        remedy="send it to a disk that has room, or to a program that reads it",
-    )
+    if lost is not None:
+        problem, remedy = (
+            f"it cannot be written to ({lost})",
+            "send it to a disk that has room, or to a program that reads it",
+        )
+        raise UserError(problem, code="output-unwritable", field="standard output", remedy=remedy)
 
 
 def last_output() -> float:

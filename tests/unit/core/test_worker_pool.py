@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -144,6 +145,17 @@ def test_a_thread_that_has_made_its_call_makes_the_next_one_and_one_that_hangs_n
     for each in set(threading.enumerate()) - before:
         each.join(10.0)
     assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.skipif(system.WINDOWS, reason="signals end processes there")
+def test_what_asks_a_whole_job_to_end_ends_no_process_before_its_parent(pool: WorkerPool) -> None:
+    """The parent may still have to save; and a terminal that is closed asks all processes that were started in it."""
+    assert pool.call(worker_calls.double, 1) == 2
+    (worker,) = multiprocessing.active_children()
+    for number in system.STOPS:
+        os.kill(worker.pid, number)
+    assert pool.call(worker_calls.double, 2) == 4
+    assert multiprocessing.active_children() == [worker]
 
 
 @pytest.mark.skipif(system.WINDOWS, reason="nothing interrupts who waits for a lock on Windows")

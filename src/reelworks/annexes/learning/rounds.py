@@ -28,7 +28,6 @@ from reelworks.core import hash_rng
 from reelworks.core.arrays import F32, I64
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.loader.position import DataPosition
-from reelworks.data.media.decode_pool import DecodePool
 from reelworks.data.schedule.plan import Samples
 from reelworks.models import components
 from reelworks.models.objectives import objectives
@@ -98,9 +97,7 @@ class ClipLossRounds(StepObserver):
         training, position = self.training, now.position
         world, account, module = training.world, self.account, training.model.state.module
         size, with_base = self._round_if_due(position)
-        # At the end no later checkpoint could hold a round that is cut short.
-        stops: Callable[[], bool] = (lambda: False) if now.is_over() else training.stops
-        if not size or stops():
+        if not size or self._is_cut_short(now):
             return
         began = time.monotonic()
         account.bring_together(world, now.step)
@@ -108,7 +105,7 @@ class ClipLossRounds(StepObserver):
         clips = sum(len(batch) for batch, _ in chosen)
         in_training = [each for each in module.modules() if each.training]
         module.eval()
-        measured = self._measure(chosen, now.pool, stops, with_base=with_base)
+        measured = self._measure(chosen, now, with_base=with_base)
         for each in in_training:
             each.training = True
         if measured is None:
@@ -171,18 +168,20 @@ class ClipLossRounds(StepObserver):
         chosen = choose(times[order], late[order], kind[order], sizes[clips.bucket[order]], size)
         return [(order[batch], times[order[batch]].astype(np.int64)) for batch in chosen]
 
+    def _is_cut_short(self, now: Pause) -> bool:
+        """Whether a signal came; at the end, no later checkpoint could hold what the next start would make up. Collective."""
+        return not now.is_over() and self.training.stops()
+
     @torch.no_grad()
-    def _measure(
-        self, chosen: list[tuple[I64, I64]], pool: DecodePool, stops: Callable[[], bool], *, with_base: bool
-    ) -> list[Measured] | None:
-        """Return the losses of this rank's clips; None if `stops`, which is asked before each micro-batch, is True."""
+    def _measure(self, chosen: list[tuple[I64, I64]], now: Pause, *, with_base: bool) -> list[Measured] | None:
+        """Return the losses of this rank's clips; None if they are cut short."""
         training, world, found = self.training, self.training.world, []
         own = range(world.data_rank, len(chosen) + world.data_size, world.data_size)
         budget_bytes = training.data.recipe.data.prefetch_budget_bytes
         requests = shared_out(training.source, world, len(chosen), lambda i: self._candidates[0].take(chosen[i][0]))
-        batches = training.encoder.read(requests, pool, budget_bytes)
+        batches = training.encoder.read(requests, now.pool, budget_bytes)
         for place, batch in zip(own, batches, strict=False):
-            if stops():
+            if self._is_cut_short(now):
                 return None
             picked, times = chosen[min(place, len(chosen) - 1)]
             training.model.sequence.use(batch.request.sequence_degree)
