@@ -50,12 +50,9 @@ _FIELDS = {
     "output": "record_to",
     "resume": "state",
 }
-_KEY = re.compile(
-    "|".join(
-        rf"\b(?P<{table}>{table})\.(?P<{table}_key>{keys.replace(' ', '|')})\b" for table, (_, keys) in _TABLES.items()
-    )
-)
-_VALUE = re.compile(r""" = ("[^"]*"|true|false|[\d.]+\b)""")
+# A key, and its value if it follows.
+_KEYS = "|".join(rf"{table}\.(?:{keys.replace(' ', '|')})" for table, (_, keys) in _TABLES.items())
+_KEY = re.compile(rf"""\b({_KEYS})\b(?: = ("[^"]*"|true|false|[\d.]+\b))?""")
 _PYTHON = {"true": "True", "false": "False"}
 # Whole phrases, in this order.
 _PHRASES = tuple(
@@ -127,35 +124,30 @@ def tells_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
         @functools.wraps(function)
         def yielding(*args: P.args, **kwargs: P.kwargs) -> Any:
-            with _telling():
+            with _retold(tell):
                 yield from function(*args, **kwargs)
 
         return yielding
-    return _telling()(function)
+    return _retold(tell)(function)
 
 
 @contextmanager
-def _telling() -> Iterator[None]:
+def _retold(retell: Callable[[UserError], None]) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        tell(error)
+        if not _recipes:
+            retell(error)
         raise
 
 
 def named(**arguments: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Let the errors of a function name these arguments in place of fields, where its own names differ."""
 
-    @contextmanager
-    def naming() -> Iterator[None]:
-        try:
-            yield
-        except UserError as error:
-            if not _recipes and (argument := arguments.get(error.field or "")):
-                error.reword(field=argument, problem=error.problem, remedy=error.remedy)
-            raise
+    def name(error: UserError) -> None:
+        error.reword(field=arguments.get(error.field or "", error.field), problem=error.problem, remedy=error.remedy)
 
-    return naming()
+    return _retold(name)
 
 
 def tell(error: UserError) -> None:
@@ -166,26 +158,24 @@ def tell(error: UserError) -> None:
 
 def field_of(field: str | None) -> str | None:
     """Return the argument of a recipe key or option."""
-    if field is None or field in _FIELDS:
-        return None if field is None else _FIELDS[field]
+    if field is None:
+        return None
     if field.startswith("--"):
         return field.removeprefix("--").replace("-", "_")
     if field.startswith("dataset '"):
         return "folders"
     table, _, key = field.partition(".")
-    return key.removeprefix("mirror.") if key and table in _TABLES else field
+    return key.removeprefix("mirror.") if key and table in _TABLES else _FIELDS.get(field, field)
 
 
 def text_of(text: str) -> str:
     """Return a sentence with arguments in place of recipe keys."""
     for phrase, words in _PHRASES:
         text = phrase.sub(words, text)
-    found = []
-    end = 0
-    for match in _KEY.finditer(text):
-        owner, key = next((owner, match[f"{t}_key"]) for t, (owner, _) in _TABLES.items() if match[t])
-        value = _VALUE.match(text, match.end())
-        found.append(text[end : match.start()])
-        found.append(f"{key} of {owner}" if value is None else f"{owner}({key}={_PYTHON.get(value[1], value[1])})")
-        end = (value or match).end()
-    return "".join(found) + text[end:]
+    return _KEY.sub(_argument, text)
+
+
+def _argument(match: re.Match[str]) -> str:
+    (table, _, key), value = match[1].partition("."), match[2]
+    owner = _TABLES[table][0]
+    return f"{key} of {owner}" if value is None else f"{owner}({key}={_PYTHON.get(value, value)})"

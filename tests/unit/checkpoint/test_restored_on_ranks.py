@@ -66,7 +66,7 @@ def test_one_process_to_many_and_back(tmp_path: Path, world_size: int) -> None:
     assert [store.read(2, rank=rank)["counters"]["clips"] for rank in range(world_size)] == [
         *range(0, 7 * world_size, 7)
     ]
-    with refused("argument-invalid", "rank", says=f"by {world_size} ranks"):
+    with refused("argument-invalid", "rank", says=f"from 0 to {world_size - 1}"):
         store.read(2, ["rng"], rank=world_size)
     assert store.read(2, ["equal"])["equal"]["number"] == 3
     assert store.read(3, ["model"])["model"]["0.weight"].shape == (5, 4)

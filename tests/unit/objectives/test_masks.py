@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from reelworks.core import hash_rng
+from reelworks.core.errors import UserError
 from reelworks.data.loader import frame_masks
 from reelworks.models.objectives.config import ObjectiveConfig
 
@@ -82,7 +82,7 @@ def test_ratios_are_refused_where_the_reference_refuses_them(name):
     theirs = case["result"] == "AssertionError"
     try:
         ObjectiveConfig(mask_ratios=case["input"])
-    except ValidationError:
+    except UserError:
         ours = True
     else:
         ours = False

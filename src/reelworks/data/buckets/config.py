@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StrictBool, field_validator, model_validator
 
-from reelworks.core.config import Config, Place, Told
+from reelworks.core.config import Place, PublicConfig, Told
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.entry import Draws, Entry
 from reelworks.data.buckets.opensora import parse
@@ -18,7 +18,7 @@ DEFAULT_ASPECT_RATIOS = ["21:9", "16:9", "3:2", "4:3", "1:1", "3:4", "2:3", "9:1
 MOST_EXTREME = 20  # no footage is wider; beyond it one side would have only a few pixels
 
 
-class BucketEntryConfig(Config):
+class BucketEntryConfig(PublicConfig):
     """One `[[bucket]]`: a resolution crossed with frame counts."""
 
     resolution: Told[str] = Field(
@@ -94,7 +94,7 @@ def _bad_entry(name: str, value: object, problem: str, remedy: str) -> UserError
 OF_RECIPES = {"max_tokens", "max_batch_size", "tuned"}
 
 
-class BucketsConfig(Config):
+class BucketsConfig(PublicConfig):
     """`[buckets]`: settings of all entries. `buckets = "auto"` is short for `entries = "auto"` in this table."""
 
     entries: Literal["recipe", "auto", "refresh", "keep"] = Field(

@@ -5,15 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
 from reelworks.core import arguments
 from reelworks.core.arguments import checked
 from reelworks.core.arrays import I64
-from reelworks.core.config import Config, explain
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
 from reelworks.data.buckets import families, sizes
@@ -128,9 +126,9 @@ class BucketTable:
         Raises:
             UserError: A value is invalid; the error names it and what is allowed.
         """
-        given = [_validated(BucketEntryConfig, asdict(entry)) for entry in entries]
+        given = [BucketEntryConfig(**asdict(entry)) for entry in entries]
         arguments.refuse_of_recipes(settings, OF_RECIPES)
-        config = _validated(BucketsConfig, arguments.plain(settings))
+        config = BucketsConfig(**settings)
         if config.batch_size == "auto":
             raise UserError(
                 "it is measured for a recipe, by `reelworks tune`",
@@ -187,16 +185,6 @@ class BucketTable:
     def tokens(self) -> I64:
         """Return the number of latent tokens of one clip of every bucket."""
         return np.array([b.tokens for b in self.buckets], dtype=np.int64)
-
-
-C = TypeVar("C", bound=Config)
-
-
-def _validated(config: type[C], values: dict[str, Any]) -> C:
-    try:
-        return config.model_validate(values)
-    except ValidationError as error:
-        raise explain(error, config) from None
 
 
 EMPTY = BucketTable((), (), upscale=False, max_crop=1.0)

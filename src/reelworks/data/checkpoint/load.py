@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from reelworks.core import units
+from reelworks.core import arguments
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data.checkpoint import names, read_lock, restored_optimizer, shards, state_file, tree, verify
@@ -144,15 +144,8 @@ def read(path: Path, parts: list[str] | None = None, rank: int | None = None) ->
     """
     stored = state_file.read(path)
     world_size = collectives.world_size() if rank is None else None
-    own = collectives.rank() if rank is None else rank
-    if rank is not None and rank >= stored.world_size:
-        raise UserError(
-            f"it was saved by {units.plural(stored.world_size, 'rank')}",
-            code="argument-invalid",
-            field="rank",
-            value=rank,
-            remedy="count them from 0",
-        )
+    saved = arguments.whole(0, stored.world_size - 1)
+    own = collectives.rank() if rank is None else arguments.checked_value("rank", rank, saved)
     nodes = {part: stored.node(part, own, world_size) for part in (stored.parts if parts is None else parts)}
     names = set().union(*map(tree.tensor_names, nodes.values()))
     return {part: _put(None, value) for part, value in _decoded(nodes, read_tensors(path, stored, names)).items()}

@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from reelworks.core.config import Config, Told
+from reelworks.core.config import PublicConfig, Told
 from reelworks.core.errors import UserError, nearest
 from reelworks.data.loader import frame_masks
 
@@ -30,12 +30,6 @@ _FLOW_WEIGHTINGS = ("sigma-sqrt", "cosmap", "bell")
 _LOSS_KEYS = ("loss", "loss_weighting")
 _NOISE_KEYS = ("noise_offset", "multires_noise_iterations", "input_perturbation")  # which others belong to
 _DIFFUSION_NOISE_KEYS = ("adaptive_noise_scale", "multires_noise_iterations")
-# Keys that only a recipe uses: they are about the noise and the conditions that a training draws.
-OF_RECIPES = {
-    *("mask_ratios", "caption_dropout", "crop_conditioning", "target_guidance_scale", "dpo_beta"),
-    *(*_NOISE_KEYS, "noise_offset_random_strength", "noise_offset_probability", "adaptive_noise_scale"),
-    "multires_noise_discount",
-}
 # Keys that belong to values of another key, or to any of it but 0.
 _BELONGS_TO: dict[str, tuple[str, tuple[str, ...]]] = {
     **dict.fromkeys(
@@ -49,6 +43,9 @@ _BELONGS_TO: dict[str, tuple[str, tuple[str, ...]]] = {
     "huber_delta": ("loss", ("huber", "smooth-l1")),
     "huber_schedule": ("loss", ("huber", "smooth-l1")),
 }
+# Keys that only a recipe uses: they are about the noise and the conditions that a training draws.
+OF_RECIPES = {"mask_ratios", "caption_dropout", "crop_conditioning", "target_guidance_scale", "dpo_beta", *_NOISE_KEYS}
+OF_RECIPES |= {key for key, (other, _) in _BELONGS_TO.items() if other in _NOISE_KEYS}
 
 
 def require_steps(objective: str, num_steps: int, field: str = "num_inference_steps") -> None:
@@ -64,7 +61,7 @@ def require_steps(objective: str, num_steps: int, field: str = "num_inference_st
         )
 
 
-class ObjectiveConfig(Config):
+class ObjectiveConfig(PublicConfig):
     """Objective, and distributions of timesteps, conditioning masks and empty captions.
 
     Attributes:

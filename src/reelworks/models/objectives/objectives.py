@@ -16,13 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from reelworks.core import arguments
 from reelworks.core.arguments import checked
-from reelworks.core.config import explain
-from reelworks.core.errors import UserError
 from reelworks.core.words import named
 from reelworks.models.objectives import ddpm, iddpm, loss_terms, rectified_flow, timesteps
 from reelworks.models.objectives.config import NUM_TIMESTEPS, OF_RECIPES, ObjectiveConfig
@@ -89,6 +86,7 @@ class RectifiedFlow(_ByDistance):
     """
 
     learns_variance = False
+    noised = staticmethod(rectified_flow.noised)
 
     @named(timestep_shift="shift")
     @checked(config=arguments.optional(arguments.a(ObjectiveConfig)))
@@ -102,12 +100,9 @@ class RectifiedFlow(_ByDistance):
         arguments.refuse_of_recipes(settings, OF_RECIPES)
         given = settings if shift is None else dict(**settings, timestep_shift=shift)
         self.config = config or ObjectiveConfig()
-        try:
-            if given:
-                self.config = ObjectiveConfig.model_validate(self.config.model_dump() | arguments.plain(given))
-        except ValidationError as refused:
-            raise explain(refused, ObjectiveConfig) from refused
-        _require_own(self.config, "rectified-flow", "name" if "name" in settings else "config")
+        if given:
+            self.config = ObjectiveConfig(**(self.config.model_dump() | given))
+        arguments.checked_value("name", self.config.name, arguments.one_of("rectified-flow"))
 
     def shift_ratio(
         self, *, height: int, width: int, num_frames: int, latent_frames: int, latent_area: int | None = None
@@ -128,10 +123,6 @@ class RectifiedFlow(_ByDistance):
         low, high = (timesteps.share_below(t, self.config, shift) for t in (first, last))
         t_B = timesteps.sample(low + uniform_B * (high - low), self.config)
         return t_B, timesteps.within(timesteps.shift(t_B, shift), first, last)
-
-    def noised(self, x0: Tensor, noise: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
-        """Blend latents with noise on straight lines; conditioning frames stay clean."""
-        return rectified_flow.noised(x0, noise, t_B, frame_mask_BT)
 
     def error(self, output: Tensor, x0: Tensor, noise: Tensor, t_B: Tensor) -> Tensor:
         """Return the difference between the velocity of an output and that of the clip."""
@@ -180,7 +171,7 @@ class Ddpm(_ByDistance):
         own = next(name for name, prediction in PREDICTIONS.items() if prediction == self.prediction)
         if self.config == ObjectiveConfig():
             object.__setattr__(self, "config", self.config.model_copy(update={"name": own}))
-        _require_own(self.config, own, "config")
+        arguments.checked_value("name", self.config.name, arguments.one_of(own))
 
     def noised(self, x0: Tensor, noise: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
         """Blend latents with noise; conditioning frames stay clean."""
@@ -203,18 +194,6 @@ class Ddpm(_ByDistance):
 
 Objective = RectifiedFlow | Iddpm | Ddpm
 PREDICTIONS: dict[str, ddpm.Prediction] = {"epsilon": "epsilon", "v-prediction": "v"}
-
-
-def _require_own(config: ObjectiveConfig, name: str, argument: str) -> None:
-    """Refuse the config of another objective, whose keys would have no effect."""
-    if config.name != name:
-        raise UserError(
-            f"these settings are of another objective, {config.name}",
-            code="argument-invalid",
-            field=argument,
-            value=config.name,
-            remedy=f'give name="{name}", or make that objective: from_config(ObjectiveConfig(name="{config.name}"))',
-        )
 
 
 def from_config(config: ObjectiveConfig) -> Objective:

@@ -12,7 +12,6 @@ from typing import Literal
 
 from reelworks.core import arguments, log
 from reelworks.core.arguments import checked
-from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.core.words import of_recipe
 from reelworks.data.catalog.scan.scan import ScanProgress
@@ -45,6 +44,7 @@ from reelworks.training.step import progress
 
 # EX_TEMPFAIL: saved before the end; a scheduler may requeue the same command.
 EXIT_REQUEUE = 75
+_NO_OVERRIDES = arguments.that("empty: the recipe was read already", lambda v: not v, "give the recipe's file")
 
 
 @dataclass(frozen=True)
@@ -97,18 +97,11 @@ def train(
     Raises:
         UserError: Anything a person can mend.
     """
-    request = TrainRequest(resume=resume, restart_data=restart_data, overrides=tuple(overrides))
     if not isinstance(recipe, Recipe):
         recipe = recipe_file.load(Path(recipe), overrides)
-    elif overrides:
-        raise UserError(
-            "they change what a file says, and a recipe is given that was read already",
-            code="argument-invalid",
-            field="overrides",
-            value=list(overrides),
-            remedy="give the recipe's file, or a recipe that says so",
-        )
-    return run(recipe, request)
+    else:
+        arguments.checked_value("overrides", overrides, _NO_OVERRIDES)
+    return run(recipe, TrainRequest(resume=resume, restart_data=restart_data, overrides=tuple(overrides)))
 
 
 @of_recipe()
