@@ -47,9 +47,11 @@ def test_a_second_signal_of_a_scheduler_changes_nothing():
 
 @pytest.mark.parametrize("number", system.STOPS, ids=lambda number: number.name)
 def test_whatever_the_system_ends_programs_with_is_received(number):
+    former = signal.signal(number, signal.SIG_DFL)  # these tests may run below nohup
     with StopSignals() as signals:
         signals.begin_stage()
         _kill_and_wait(number)
+    signal.signal(number, former)
     assert signals.received == [number]
 
 
