@@ -10,7 +10,10 @@ def main() -> None:
         from reelworks.commands.main import main as command
 
         command()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RuntimeError) as error:
+        # Python 3.11 makes another error of one that comes within the body of a class.
+        if isinstance(error, RuntimeError) and not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
         if os.environ.get("RANK", "0") == "0" and sys.stderr is not None:
             sys.stderr.write("\nstopped by Ctrl-C\n")
         sys.exit(130)

@@ -110,7 +110,7 @@ class App(typer.Typer):
                 stage = nullcontext() if doing is None else log.stage(doing)
                 with log.to_terminal(speaks=is_main, stderr=answers or json, quiet=answers and json), stage:
                     result = super().invoke(ctx)
-                if answers:
+                if answers or json:
                     terminal.require_answered()
                 return result
 

@@ -40,7 +40,7 @@ def train(
     previews, which the next start makes up, and end with code 75. A second Ctrl-C leaves at once, without a save; a second signal of
     another kind changes nothing. An output that cannot be written to ends no training.
     A save that fails during training is a warning; one that fails at the end or on a signal is an error. A preview that
-    cannot be written is a warning, and so is one that does not fit into memory, unless several processes train.
+    cannot be written is a warning, and so is one that does not fit into memory.
     """
     results: list[TrainResult] = []
     with show.stdout_for_json(json):

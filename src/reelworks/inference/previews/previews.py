@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 
@@ -137,10 +136,10 @@ class Previews(StepObserver):
         return now.is_over() or progress.is_due(self._recipe.samples.every_steps, now.step)
 
     def _are_written(self, step: int) -> bool:
-        """Whether the previews of a step are told, and their files are there. Collective."""
-        run = self._training.folder
+        """Whether previews of a step are told, as many as are asked for, and their files are there. Collective."""
+        run, count = self._training.folder, len(self._recipe.samples.prompts)
         told = events.stream(run.events_file, "samples") if self._world.is_main else ()
-        names = [event["files"] for event in told if event["step"] == step]
+        names = [event["files"] for event in told if event["step"] == step and len(event["files"]) >= count]
         return bool(self._world.broadcast(any(all((run.samples_folder / n).is_file() for n in each) for each in names)))
 
     def _run(self, step: int, *, writes: bool = True, measures: bool = True) -> dict[str, float]:
@@ -171,26 +170,25 @@ class Previews(StepObserver):
             return None
         made: PipelineOutput | None = None
         failed: Exception | None = None
+        is_cut = False
         try:
             made = self._generate()
-        except _CutShort:
-            pass
         except Exception as error:  # a lack of memory, or whatever a library raises
             failed = error
             if isinstance(error, UserError) and error.code == "out-of-memory":
                 out_of_memory.snapshot(self._world.device, self._training.folder.snapshot_file(self._world.rank))
-        met = self._world.meets(_LATE_SECONDS if self._shares_passes else math.inf)
-        if failed is not None and not met:
-            raise failed
+        except _CutShort:  # by all ranks before the same pass, or by those that have not failed
+            is_cut = True
+        # A pass with sharded weights is one of all ranks, and who failed in one cannot answer the others before the next.
+        if self._training.model.layout.shards > 1:
+            if not self._world.meets(_LATE_SECONDS) and failed is not None:
+                raise failed
+        elif not is_cut:
+            self._world.any(failed is not None)
         for problem in filter(None, self._world.gather(failed and _problem(failed))):
             logger.warning("previews could not be generated: %s", problem)
             return None
         return None if self._training.stops() else made
-
-    @property
-    def _shares_passes(self) -> bool:
-        """Whether a pass of the network is one of all ranks, which none begins alone."""
-        return self._training.model.layout.shards > 1
 
     def _generate(self) -> PipelineOutput:
         prompts, options, model = self._recipe.samples.prompts, self._options, self._training.model
@@ -202,8 +200,7 @@ class Previews(StepObserver):
             return diffusers_pipeline.generate(recipe, boundary, encoder, _told(prompts), options, self._before_pass)
 
     def _before_pass(self) -> None:
-        # One that passes alone may fail alone, and others would wait for its answer.
-        if self._training.stops(alone=not self._shares_passes):
+        if self._world.any(self._training.stops(alone=True)):  # or a rank has failed
             raise _CutShort
 
     def _write(self, step: int, generated: PipelineOutput) -> None:

@@ -163,8 +163,15 @@ class ShardedOptimizer:
         self._update_views()
         found = state.get("found", {})
         for part, group in self._groups():
-            own = [name for name in found if name.startswith(part.expert)]
-            group.update({name.removeprefix(part.expert): found[name] for name in own})
+            if missing := [key for key in _FOUND if key in group and f"{part.expert}{key}" not in found]:
+                raise UserError(
+                    f"it was saved by an optimizer of another form, without {part.expert}{missing[0]}",
+                    code="optimizer-state-differs",
+                    field="train.optimizer",
+                    remedy="begin another run from its weights, with --load RUN --weights-only",
+                )
+            named = {f"{part.expert}{key}": key for key in (*_FOUND, "beta1")}
+            group.update({named[name]: value for name, value in found.items() if name in named})
         for weight, held, group in self._weights():
             values = state["state"][self._names[id(weight)]]
             if isinstance(weight, _Rows):
