@@ -17,6 +17,7 @@ import operator
 import os
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -131,10 +132,8 @@ def any_of(*kinds: Kind) -> Kind:
 
     def read(value: Any) -> Any:
         for kind in kinds:
-            try:
+            with suppress(TypeError, ValueError, AttributeError):
                 return kind.read(value)
-            except (TypeError, ValueError, AttributeError):
-                continue
         raise TypeError
 
     return Kind(", or ".join(kind.meaning for kind in kinds), read)
@@ -217,10 +216,8 @@ def checked_value(name: str, value: Any, kind: Kind) -> Any:
     Raises:
         UserError: It is something else.
     """
-    try:
+    with suppress(TypeError, ValueError, AttributeError, RuntimeError):  # the last one for devices of torch
         return kind.read(value)
-    except (TypeError, ValueError, AttributeError, RuntimeError):  # the last one for devices of torch
-        pass
     plain = isinstance(value, str | int | float)
     raise UserError(
         f"not {kind.meaning}" if plain else f"{_with_article(type(value))}, not {kind.meaning}",

@@ -61,17 +61,14 @@ def indices(mask: Mask) -> NDArray[Any]:
 
 def counts(numbers: NDArray[np.integer[Any]], length: int) -> I64:
     """Return how often each of 0 to `length - 1` occurs."""
-    total = np.zeros(length, dtype=np.int64)
-    for where in slices(len(numbers)):
-        total += np.bincount(numbers[where], minlength=length)
-    return total
+    return sums(numbers, None, length).astype(np.int64)
 
 
-def sums(numbers: NDArray[np.integer[Any]], values: NDArray[Any], length: int) -> F64:
+def sums(numbers: NDArray[np.integer[Any]], values: NDArray[Any] | None, length: int) -> F64:
     """Return the sum of the values at each of the numbers 0 to `length - 1`."""
     total = np.zeros(length)
     for where in slices(len(numbers)):
-        total += np.bincount(numbers[where], values[where], minlength=length)
+        total += np.bincount(numbers[where], None if values is None else values[where], minlength=length)
     return total
 
 

@@ -14,6 +14,7 @@ import os
 import platform
 import sys
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,10 +61,8 @@ def memory_bytes() -> int:
     least = int(psutil.virtual_memory().total)
     for folder in _limiting_cgroups("memory"):
         for name in _MEMORY_LIMITS:
-            try:
+            with suppress(OSError, ValueError):  # it is not there, or says "max"
                 least = min(least, int((folder / name).read_text(encoding="utf-8")))
-            except (OSError, ValueError):  # it is not there, or says "max"
-                continue
     return least
 
 
@@ -196,7 +195,7 @@ def _limiting_cgroups(controller: str) -> list[Path]:
 
 def _core_limit(cgroup: Path) -> float | None:
     """Return the cores that a cgroup allows; None without a limit."""
-    try:
+    with suppress(OSError, ValueError):
         if (of_v2 := cgroup / "cpu.max").is_file():
             quota, period = of_v2.read_text(encoding="utf-8").split()
         else:
@@ -204,5 +203,4 @@ def _core_limit(cgroup: Path) -> float | None:
                 (cgroup / f"cpu.cfs_{name}_us").read_text(encoding="utf-8").strip() for name in ("quota", "period")
             )
         return int(quota) / int(period) if quota not in ("max", "-1") else None
-    except (OSError, ValueError):
-        return None
+    return None

@@ -142,21 +142,19 @@ def patiently(call: Callable[[], _T]) -> _T:
     Raises:
         OSError: Of the call; where the file stayed open for two seconds, it says so.
     """
-    for _ in range(_TRIES if WINDOWS else 0):
+    left = _TRIES
+    while True:
         try:
             return call()
         except PermissionError as error:
             if getattr(error, "winerror", None) not in _IN_USE:
                 raise
-            time.sleep(_TRY_SECONDS)
-    try:
-        return call()
-    except PermissionError as error:
-        if WINDOWS:
-            error.strerror = (
-                f"{error.strerror}; another program may have it open: close it, or exclude the folder from scans"
-            )
-        raise
+            if not left:
+                remedy = "another program may have it open: close it, or exclude the folder from scans"
+                error.strerror = f"{error.strerror}; {remedy}"
+                raise
+        time.sleep(_TRY_SECONDS)
+        left -= 1
 
 
 def quoted(word: str) -> str:

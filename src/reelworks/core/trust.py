@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from reelworks.core import named_code, user_files
@@ -86,10 +87,9 @@ def add(paths: Iterable[Path]) -> None:
 
 
 def _known() -> frozenset[str]:
-    try:
+    with suppress(OSError, ValueError, TypeError):
         return frozenset(map(str, user_files.read_json(_file())))
-    except (OSError, ValueError, TypeError):
-        return frozenset()
+    return frozenset()
 
 
 def _file() -> Path:

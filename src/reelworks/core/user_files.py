@@ -37,11 +37,10 @@ _KINDS = (
 
 def existing(name: str | Path) -> Path | None:
     """Return the file or folder that a setting names, if it is there; any text may be such a name, also one of no path."""
-    try:
+    with suppress(OSError, ValueError, RuntimeError):
         path = Path(name).expanduser()
         return path if path.exists() else None
-    except (OSError, ValueError, RuntimeError):
-        return None
+    return None
 
 
 def _require_regular(path: Path | str, status: os.stat_result) -> None:
