@@ -193,11 +193,10 @@ class Saving:
         """Whether the step has a valid checkpoint with the same content."""
         if self.step not in self.store.steps():
             return False
-        try:
+        with suppress(BadCheckpoint, OSError):
             verify(self.store.path(self.step), full=True)
             return set(self.store.info(self.step).manifest.files) == set(entries)
-        except (BadCheckpoint, OSError):
-            return False
+        return False
 
     def _manifest(self, save_id: str, entries: list[FileEntry]) -> Manifest:
         cursor = self.extra.get(names.CURSOR)

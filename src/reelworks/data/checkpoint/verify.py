@@ -8,7 +8,7 @@ loading compares that of each tensor that it reads, so that a checkpoint may be 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -63,10 +63,9 @@ def read_extra(path: Path, name: str) -> bytes:
 
 def save_id(path: Path) -> str:
     """Return which save a checkpoint is of; empty if that cannot be read. Another one may replace it while it is read."""
-    try:
+    with suppress(BadCheckpoint, OSError):
         return manifest.read(path).save_id
-    except (BadCheckpoint, OSError):
-        return ""
+    return ""
 
 
 def has_extra(path: Path, name: str) -> bool:

@@ -71,11 +71,6 @@ class World:
         """Micro-batches that ranks work on at once."""
         return self.size // self.sequence_degree
 
-    @property
-    def is_data_leader(self) -> bool:
-        """Whether clips and losses of this rank count that are the same on all ranks of its sequence group."""
-        return self.leads(self.sequence_degree)
-
     def leads(self, degree: int) -> bool:
         """Whether this rank is the first of those that share a clip of that degree."""
         group = self.sequences.get(degree)

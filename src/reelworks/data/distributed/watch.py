@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -106,11 +107,9 @@ class Watch:
                 first_line = next(iter(str(error).splitlines()), "")
                 is_told = isinstance(error, UserError)
                 self._fault = first_line if is_told else f"{type(error).__name__}: {first_line}"
-        try:
+        with suppress(dist.DistError):  # rank 0 has left, and the store with it
             self._beat()
             self._wait_for_others()
-        except dist.DistError:
-            pass  # rank 0 has left, and the store with it
 
     def mark(self, doing: str, step: int, clips_of: ClipsOf | None = None, *, limited: bool = True) -> None:
         """Begin a phase of a step, which must end within the time limit if it is `limited`.

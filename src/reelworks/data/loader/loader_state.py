@@ -6,6 +6,7 @@ import base64
 import binascii
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar, get_type_hints
 
@@ -136,8 +137,7 @@ def data_changed(dataset: Dataset, spec: PlanSpec, cursor: Cursor, lost: UserErr
 
 def _digest_then(dataset: Dataset, cursor: Cursor) -> str | None:
     """Return the digest of a dataset on its catalog at the version of a cursor; None if that cannot be read."""
-    try:
+    with suppress(UserError, OSError):
         catalog = Catalog.open(dataset.catalog.path, version=cursor.catalog_version)
         return Dataset(catalog, dataset.table, dataset.spec).digest
-    except (UserError, OSError):
-        return None
+    return None

@@ -75,7 +75,7 @@ def _read(folder: Path) -> tuple[str, Arrays] | None:
 
     Sizes and times of its files tell that: each of many processes would take seconds to read all of it.
     """
-    try:
+    with suppress(OSError, ValueError, EOFError, KeyError, TypeError):
         about = json.loads((folder / _ABOUT).read_bytes())
         # Plain arrays of the mapped memory: each slice of a memmap would cost ten times as much.
         arrays = {
@@ -84,8 +84,7 @@ def _read(folder: Path) -> tuple[str, Arrays] | None:
         }
         intact = about["files"] == {name: files.state(folder / f"{name}.npy") for name in arrays}
         return (str(about["made_of"]), arrays) if intact else None
-    except (OSError, ValueError, EOFError, KeyError, TypeError):
-        return None
+    return None
 
 
 def _write(folder: Path, made_of: str, arrays: Arrays) -> None:

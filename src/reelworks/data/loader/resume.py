@@ -188,10 +188,9 @@ def _identify(
             + ("" if cursor.stage.name else "; or restart the data with --restart-data"),
         ) from None
     for number in range(cursor.segment - 1, -1, -1):
-        try:
+        # The cursor has the consumed clips of one that is lost; only clips that are gone since then are not recognised.
+        with suppress(RecordError):
             segments.append(_segment(run, records.read(run, (*key[:2], number))))
-        except RecordError:
-            continue  # the cursor has its consumed clips; only clips that are gone since then are not recognised
     identity = identify(data.rows, data.catalog, segments, data.spec.data.renamed_clips, _older(run, key, data), once)
     return record, segments[0], identity
 

@@ -156,9 +156,7 @@ class DecodePool:
             self._decoded += 1
         if isinstance(read.result, Failure):
             return read.result
-        if into is None:
-            return read.result
-        if np.may_share_memory(read.result, into.array):  # a process has written it there already
+        if into is None or np.may_share_memory(read.result, into.array):  # where a process has written it already
             return read.result
         place = into.array.reshape(-1)[: read.result.size].reshape(read.result.shape)
         place[...] = read.result
@@ -196,9 +194,11 @@ def within_limit(read: Callable[[T], R], value: T) -> R:
 
 def load(request: Request | SoundRequest) -> NDArray[Any]:
     """Decode one clip or sound now, as `decode.load` and `sound.load` do, within `MOST_SECONDS`."""
-    if isinstance(request, SoundRequest):
-        return within_limit(sound.load, request)
-    return within_limit(decode.load, request)
+    return within_limit(_loaded, request)
+
+
+def _loaded(request: Request | SoundRequest) -> NDArray[Any]:
+    return sound.load(request) if isinstance(request, SoundRequest) else decode.load(request)
 
 
 def _too_long(seconds: float) -> str:
@@ -210,9 +210,8 @@ def _read(request: Request | SoundRequest) -> _Read:
     began = time.perf_counter()
     result: Decoded
     try:
-        loaded = sound.load(request).view(np.uint8) if isinstance(request, SoundRequest) else decode.load(request)
         # Arrays that are not contiguous would be copied once more on their way between processes.
-        result = np.ascontiguousarray(loaded)
+        result = np.ascontiguousarray(_loaded(request).view(np.uint8))
     except NotGivenError as error:
         # A refusal is of one file or of all; a storage that is busy gives some of them, and this one later.
         result = Failure(str(error), _TRIES if error.may_vanish else 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import unicodedata
+from contextlib import suppress
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -101,10 +102,9 @@ def _own(size_px: int) -> Font:
 
 @lru_cache(maxsize=_MOST_FONTS)
 def _opened(path: Path, size_px: int) -> Font | None:
-    try:
+    with suppress(OSError):  # such as one of coloured pictures, which has other sizes
         return ImageFont.truetype(str(path), size_px)
-    except OSError:  # such as one of coloured pictures, which has other sizes
-        return None
+    return None
 
 
 @lru_cache

@@ -52,13 +52,12 @@ class LockOwner:
     @classmethod
     def parse(cls, text: str) -> Self | None:
         """Parse the result of `to_json`; return None for any other text."""
-        try:
+        with suppress(ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError):
             owner = json.loads(text)
             process = Process.parse(owner["process"])
             datetime.fromtimestamp(since := float(owner["since"]))
             return cls(process, str(owner["host"]), since, str(owner["token"]))
-        except (ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError):
-            return None
+        return None
 
     def to_json(self, **more: int) -> str:
         """Return the owner, and more fields, as one line of JSON."""

@@ -178,7 +178,6 @@ def _locked(path: Path, me: LockOwner) -> Iterator[Callable[[], bool]]:
 
 def _is_file(path: Path, fd: int) -> bool:
     """Return whether the open file is still the one at `path`; another process could hold a lock on a new one."""
-    try:
+    with suppress(FileNotFoundError):
         return os.path.samestat(path.stat(), os.fstat(fd))
-    except FileNotFoundError:
-        return False
+    return False

@@ -357,10 +357,9 @@ def read_outcome(run: RunFolder, key: Key) -> Outcome | None:
     Raises:
         RecordError: The outcome is damaged.
     """
-    try:
+    with suppress(FileNotFoundError):
         return _read_values(path(run, key) / _OUTCOME, Outcome)
-    except FileNotFoundError:
-        return None
+    return None
 
 
 def reopen(run: RunFolder, step: int, key: Key | None) -> None:

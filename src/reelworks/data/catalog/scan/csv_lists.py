@@ -9,6 +9,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -103,11 +104,9 @@ def _in_standard_form(opened: Opener, separator: str) -> bytes:
     """
     with opened() as file:
         text = file.read().decode().removeprefix("\ufeff")
-    try:
-        if re.search(rf'{re.escape(separator)} +"', text):
+    if re.search(rf'{re.escape(separator)} +"', text):
+        with suppress(ValueError):  # the quotes stand within cells
             return _written(_rows(text, separator, spaces=True), separator)
-    except ValueError:
-        pass  # the quotes stand within cells
     try:
         for _ in _rows(text, separator):
             pass
@@ -115,10 +114,8 @@ def _in_standard_form(opened: Opener, separator: str) -> bytes:
         if '\\"' not in text:
             raise
         doubled = re.sub(r'\\(["\\\n]|\r\n)', lambda sign: '""' if sign[1] == '"' else sign[1], text)
-        try:
+        with suppress(ValueError):
             return _written(_rows(doubled, separator), separator)
-        except ValueError:
-            pass
         raise
     return b""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -25,15 +26,14 @@ def read(opened: Callable[[], Any], *, is_lines: bool) -> tuple[Any, bool]:
         ValueError: It is no JSON, or no list of clips.
     """
     if is_lines:
-        try:
+        # It takes no values of several kinds, no NaN, no array, and no line longer than a block.
+        with suppress(pa.ArrowException):
             with opened() as file:
                 table = pa.json.read_json(file)
             # A date, and numbers that are captions, such as 1.50, are no longer as they were written.
             texts = (is_text(field.name) and pa.types.is_floating(field.type) for field in table.schema)
             if not any(texts) and not any(pa.types.is_temporal(field.type) for field in table.schema):
                 return table, True
-        except pa.ArrowException:
-            pass  # values of several kinds, NaN, an array, or longer than a block
     with opened() as file:
         text = file.read().decode("utf-8-sig")
     try:
@@ -46,10 +46,9 @@ def read(opened: Callable[[], Any], *, is_lines: bool) -> tuple[Any, bool]:
 
 
 def _is_object(line: str) -> bool:
-    try:
+    with suppress(ValueError):
         return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
+    return False
 
 
 def _parsed(text: str) -> Any:
@@ -107,10 +106,8 @@ def _column(name: str, values: list[Any]) -> Any:
         lists = [value if isinstance(value, list | None) else [value] for value in values]
         return pa.array([one and [_text(name, each) for each in one] for one in lists], pa.list_(TEXT))
     if kinds <= {int, float} or len(kinds) == 1:
-        try:
+        with suppress(pa.ArrowException, OverflowError):
             return pa.array(values)
-        except (pa.ArrowException, OverflowError):
-            pass
     return pa.array([value if isinstance(value, str | None) else json.dumps(value) for value in values], TEXT)
 
 

@@ -45,7 +45,7 @@ class ColumnFiles:
     @classmethod
     def open(cls, folder: Path) -> ColumnFiles | None:
         """Return the columns in a folder, and remove those beside it that nobody uses; None if none can be kept."""
-        try:
+        with suppress(OSError):
             folder.mkdir(exist_ok=True)
             opened, used = cls(folder), os.open(folder / _USED, os.O_RDWR | os.O_CREAT | system.BINARY)
             weakref.finalize(opened, os.close, used)
@@ -54,8 +54,7 @@ class ColumnFiles:
                 if other != folder and _is_free(other):
                     shutil.rmtree(other, ignore_errors=True)
             return opened if (folder / _USED).exists() else None  # it may have been removed meanwhile
-        except OSError:
-            return None
+        return None
 
     def get(self, name: str, make: Make, dtype: Any = None) -> Any:
         """Return a column, mapped; the first process that needs it writes it while others wait.
@@ -85,7 +84,7 @@ class ColumnFiles:
         return None
 
     def _read(self, name: str, dtype: Any) -> Any:
-        try:
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             about = json.loads((self.folder / f"{name}.json").read_bytes())
             if any(files.state(self.folder / file) != state for file, state in about["files"].items()):
                 return None
@@ -97,8 +96,7 @@ class ColumnFiles:
             parts = [pa.py_buffer(self._map(f"{name}.{part}")) for part in ("valid", "offsets", "bytes")]
             valid = parts[0] if parts[0].size else None
             return pa.LargeStringArray.from_buffers(parts[1].size // 8 - 1, parts[1], parts[2], valid)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None
+        return None
 
     def _map(self, file: str) -> Any:
         with (self.folder / file).open("rb") as f:
@@ -168,9 +166,8 @@ def _lock(file: int, *, shared: bool = False) -> None:
 
 def _is_free(folder: Path) -> bool:
     """Return whether no process, of any machine, has the columns in a folder open."""
-    try:
+    with suppress(OSError):
         with (folder / _USED).open("ab") as f:
             system.lock(f.fileno())
         return True
-    except OSError:
-        return False
+    return False

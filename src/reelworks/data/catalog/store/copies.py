@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,10 +41,9 @@ def keep(catalog: Catalog, folder: Path) -> Path:
 
 
 def _open(path: Path) -> Catalog | None:
-    try:
+    with suppress(UserError):
         return Catalog.open(path)
-    except UserError:
-        return None  # a damaged copy is left alone, and the catalog copied to another folder
+    return None  # a damaged copy is left alone, and the catalog copied to another folder
 
 
 def _continues(copy: Catalog, catalog: Catalog) -> bool:

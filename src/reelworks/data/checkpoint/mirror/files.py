@@ -101,11 +101,10 @@ def _require_same_run(place: RemoteFilesystem, run: RunFolder, index: MirrorInde
 def _is_elsewhere(index: MirrorIndex, run: RunFolder) -> bool:
     """Whether the folder that wrote the mirror last is still there, and not this one."""
     there = RunFolder(Path(index.folder))
-    try:
+    with suppress(UserError, OSError):
         is_its = there.info().id == index.run.id
         return is_its and not (run.path.exists() and there.path.samefile(run.path))
-    except (UserError, OSError):
-        return False
+    return False
 
 
 def _text(name: str) -> str:
