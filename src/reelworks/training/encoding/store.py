@@ -17,6 +17,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -263,10 +264,8 @@ class EncodedStore:
         """Write rows of a shard into a new one that takes its place; return its bytes, 0 if there is no room for it."""
         values = []
         for row in rows:
-            try:
+            with suppress(DamagedEntry):  # which is of no use, and will be encoded again
                 values.append((Wanted(*(row[field] for field in _WANTED)), self._read(_entry(row, name))))
-            except DamagedEntry:
-                continue  # it is of no use, and will be encoded again
         if not values:
             return 0
         written, data = _shard(values)

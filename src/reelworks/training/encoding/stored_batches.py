@@ -56,11 +56,8 @@ class StoredLatents:
 
     def find(self, wanted: Mapping[str, Wanted]) -> StoredTensors:
         """Read the values of a clip that are stored, without embeddings of captions."""
-        found = {}
-        for name, each in wanted.items():
-            if name not in TEXTS and (value := self.get(each)) is not None:
-                found[name] = value
-        return found
+        found = {name: self.get(each) for name, each in wanted.items() if name not in TEXTS}
+        return {name: value for name, value in found.items() if value is not None}
 
     def get(self, wanted: Wanted) -> Tensor | None:
         """Read a value; None if it is not stored, or damaged."""

@@ -68,7 +68,7 @@ def _as_pass(denoiser: Denoiser, peaks: _Peaks, accumulates: bool) -> Pass:
 
 
 def _bytes_of_gradients(denoiser: Denoiser) -> int:
-    return sum(map(_nbytes, _trained(denoiser.module)))
+    return sum(parameter.nbytes for parameter in _trained(denoiser.module))
 
 
 def _peaks(denoiser: Denoiser, inputs: DenoiserInputs, late_bytes: int, accumulates: bool) -> _Peaks:
@@ -109,10 +109,6 @@ def _trained(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
-def _nbytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While entered, count the memory of every tensor from the operation that allocates it until it is freed.
 
@@ -132,7 +128,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = [*module.parameters(), *module.buffers()]
         known += [p.grad for p in trained if p.grad is not None]
         self._known = weakref.WeakSet(tensor.untyped_storage() for tensor in known)
-        self._missing = sum(map(_nbytes, trained)) - late_bytes
+        self._missing = sum(parameter.nbytes for parameter in trained) - late_bytes
         self._hooks: list[Any] = [
             p.register_post_accumulate_grad_hook(self._got_gradient)  # type: ignore[no-untyped-call]
             for p in trained
@@ -145,7 +141,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             hook.remove()
 
     def _got_gradient(self, parameter: Tensor) -> None:
-        before, self._missing = self._missing, self._missing - _nbytes(parameter)
+        before, self._missing = self._missing, self._missing - parameter.nbytes
         if before > 0 >= self._missing:
             self.early_peak, self.peak = self.peak, self._now
 
@@ -162,7 +158,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.attends(*args[:2])
         elif not func.is_view and func not in _WITHOUT_KERNEL:
             tensors = _tensors((args, kwargs, result))  # of which expanded ones have fewer bytes in memory than values
-            moved = sum(min(_nbytes(each), each.untyped_storage().nbytes()) for each in tensors)
+            moved = sum(min(each.nbytes, each.untyped_storage().nbytes()) for each in tensors)
             waits = flops < step_time.LEAST_INTENSITY * moved
             self._asks(*((0, moved) if waits else (flops, 0)))
         for tensor in result if isinstance(result, list | tuple) else (result,):
@@ -283,7 +279,7 @@ class _Flash(torch.autograd.Function):
         ctx.meter.attends(query, key, _BACKWARD_MATMULS / 2)
         *batch, tokens, width = query.shape
         # The kernel sums gradients of queries in float32, in whole tiles.
-        workspace = query.new_empty((*batch, _rounded_up(tokens, 128), _rounded_up(width, 32)), dtype=torch.float32)
+        workspace = query.new_empty((*batch, step_time.up(tokens, 128), step_time.up(width, 32)), dtype=torch.float32)
         del workspace
         return None, torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
@@ -297,10 +293,6 @@ def _attention_outputs(meter: Meter, query: Tensor, key: Tensor, value: Tensor) 
     meter.flops += 2 * key.shape[-2] * (query.numel() + math.prod(query.shape[:-1]) * value.shape[-1])
     out = query.new_empty(*query.shape[:-1], value.shape[-1])
     return out, query.new_empty(query.shape[:-1], dtype=torch.float32)
-
-
-def _rounded_up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
 
 
 _FEW = 3  # the peak may be in the first or in the last block, and one is between them

@@ -54,7 +54,7 @@ def attention(heads: int, queries: int, keys: int, width: int) -> int:
     """Return the operations of products that take as long as a forward pass of attention; `heads` are those of all clips."""
     share = PRODUCTS_SHARE
     if width % _NARROW:
-        queries, keys, width = (_up(queries, _TILE), _up(keys, _TILE), _up(width, _PADDED_WIDTH))
+        queries, keys, width = (up(queries, _TILE), up(keys, _TILE), up(width, _PADDED_WIDTH))
         share *= _OLDER
     return round(4 * heads * queries * keys * (width + _SOFTMAX_WIDTH) * share)
 
@@ -64,5 +64,6 @@ def update_seconds(trained_parameters: int, gpu: Gpu) -> float:
     return _UPDATE_BYTES * trained_parameters / (MEMORY_SHARE * gpu.gb_per_second * 1e9)
 
 
-def _up(size: int, multiple: int) -> int:
+def up(size: int, multiple: int) -> int:
+    """Round a size up to a multiple."""
     return -(-size // multiple) * multiple

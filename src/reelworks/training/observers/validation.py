@@ -124,7 +124,7 @@ class Validator:
             # Groups of fewer ranks than a sequence group has measure the same clip, and one of them counts.
             self.sequence.use(batch.request.sequence_degree)
             losses = self._losses(batch, self._times_at_once(i))
-            if self.world.is_data_leader:
+            if self.world.leads(self.world.sequence_degree):
                 unread += failed_clips([batch])
                 if bool(batch.is_valid.all()):
                     for row in (0, 1 + batch.request.bucket):

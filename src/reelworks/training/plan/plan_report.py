@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -217,11 +218,10 @@ def read_summary(run: RunFolder, step: int | None = None) -> PlanSummary | None:
 
 def read_summary_file(file: Path) -> PlanSummary | None:
     """Read a summary; None if it is missing or damaged."""
-    try:
+    with suppress(OSError, ValueError, TypeError):
         value = user_files.read_json(file)
         return _reader().validate_python({**value, "losses": value})
-    except (OSError, ValueError, TypeError):
-        return None
+    return None
 
 
 def numbers(data: RecipeData, spec: PlanSpec, plan: EpochPlan, left_out: list[Rejection], world: int) -> PlanNumbers:

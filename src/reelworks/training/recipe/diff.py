@@ -76,22 +76,18 @@ def of_recipes(folder: RunFolder, step: int, now: Recipe) -> list[str]:
 
 def keys_of_recipes(folder: RunFolder, step: int, now: Recipe) -> list[str]:
     """Return the keys by which they differ; none if the former one cannot be read."""
-    with suppress(OSError, ValueError):
-        before = user_files.read_toml(history.recipe_of(folder, step))
-        return [change.key for change in changes(before, toml_none.to_toml(now))]
-    return []
+    return [change.key for change in _changes_of(history.recipe_of(folder, step), now)]
 
 
 def of_file(file: Path, now: Recipe, told: Callable[[KeyChange], bool] = lambda change: True) -> list[str]:
     """Describe how a recipe that a run kept differs from the present one, in the changes that are to be told."""
-    try:
-        before = user_files.read_toml(file)
-    except (OSError, ValueError):
-        return []
-    lines = [
-        f"{change.key}: {change.before} then, {change.after} now"
-        for change in changes(before, toml_none.to_toml(now))
-        if told(change)
-    ]
+    found = filter(told, _changes_of(file, now))
+    lines = [f"{change.key}: {change.before} then, {change.after} now" for change in found]
     more = len(lines) - _SHOWN
     return lines[:_SHOWN] + ([f"and {more} more keys of the recipe"] if more > 0 else [])
+
+
+def _changes_of(file: Path, now: Recipe) -> list[KeyChange]:
+    with suppress(OSError, ValueError):
+        return changes(user_files.read_toml(file), toml_none.to_toml(now))
+    return []
