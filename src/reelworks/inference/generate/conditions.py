@@ -8,7 +8,8 @@ Legend: T frames, H height, W width, C channels, N latent frames.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -156,10 +157,8 @@ def _check(num_frames: int, geometry: Geometry, shape: Shape, field: str) -> Non
 def read(path: Path, shape: Shape, condition_frames: int, config: DataConfig, option: str = "--reference") -> Frames:
     """Read a picture, or the last frames of a clip, resized to `shape`."""
     wanted = replace(shape, num_frames=condition_frames)
-    try:
+    with _opening(path, option, wanted):
         return _load(path, wanted, option, config, first_frame_draw=_LAST)
-    except MediaError as error:
-        raise _unreadable(str(error), path, option, wanted) from error
 
 
 def companions(
@@ -223,17 +222,13 @@ def _sound_of(path: Path, shape: Shape, option: str, recipe: Recipe, fps: float)
         if measured.kind == "sound"
         else spec.request(Request(path, is_image=False, shape=shape), samples)
     )
-    try:
+    with _opening(path, option, shape):
         return decode_pool.load(request)
-    except MediaError as error:
-        raise _unreadable(str(error), path, option, shape) from error
 
 
 def _measured(path: Path, option: str, shape: Shape) -> Probe:
-    try:
+    with _opening(path, option, shape):
         return decode_pool.within_limit(probe.probe, path)
-    except (OSError, ProbeError, MediaError) as error:
-        raise _unreadable(str(error), path, option, shape) from error
 
 
 def _own_shape(path: Path, shape: Shape, option: str, multiple: tuple[int, int], shorter: int | None) -> Shape:
@@ -278,10 +273,8 @@ def as_read(recipe: Recipe, fps: float) -> DataConfig:
 
 def companion(path: Path, shape: Shape, option: str, config: DataConfig, **how: Any) -> Frames:
     """Read a picture, repeated for all frames, or a clip from its start, resized to `shape`; `how` has values of a `Request`."""
-    try:
+    with _opening(path, option, shape):
         frames = _load(path, shape, option, config, **how)
-    except MediaError as error:
-        raise _unreadable(str(error), path, option, shape) from error
     return np.repeat(frames, shape.num_frames // len(frames), axis=0)
 
 
@@ -301,9 +294,14 @@ def _load(path: Path, shape: Shape, option: str, config: DataConfig, **how: Any)
     return decode_pool.load(Request(path, is_image, shape, resize=FILTERS[config.resize], **how))
 
 
-def _unreadable(problem: str, path: Path, option: str, shape: Shape) -> UserError:
-    remedy = "name a picture" + (", or a longer clip" if shape.num_frames > 1 else "")
-    return UserError(problem, code="condition-unreadable", field=option, value=str(path), remedy=remedy)
+@contextmanager
+def _opening(path: Path, option: str, shape: Shape) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ProbeError, MediaError) as error:
+        remedy = "name a picture" + (", or a longer clip" if shape.num_frames > 1 else "")
+        problem, value = str(error), str(path)
+        raise UserError(problem, code="condition-unreadable", field=option, value=value, remedy=remedy) from error
 
 
 def kept(conditions: Conditions, reference: Frames | None, mask: Frames | None, shape: Shape) -> tuple[Frames, Frames]:

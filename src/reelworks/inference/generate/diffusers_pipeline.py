@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -230,11 +230,10 @@ def _published_scheduler(source: str | None) -> Any:
         return None
     # Any scheduler class reads the config; the file names the right one.
     any_class = optional_imports.from_diffusers("FlowMatchEulerDiscreteScheduler")
-    try:
+    with suppress(OSError, ValueError):
         name, revision = hub.pretrained_arguments(source)
         return any_class.load_config(name, **revision, subfolder="scheduler")
-    except (OSError, ValueError):
-        return None  # the weights come without a scheduler
+    return None  # the weights come without a scheduler
 
 
 def call_arguments(pipe: Any, recipe: Recipe, text: TextEmbedding, options: GenerateOptions) -> dict[str, Any]:
