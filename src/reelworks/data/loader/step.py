@@ -73,14 +73,14 @@ class Step:
         self.number, self.epoch = number, epoch
         self.planned, self.valid, self.failures = clips.planned, clips.valid, failures
         self._micro_batches, self._on_end = micro_batches, on_end
-        self.has_begun = False  # whether its micro-batches were asked for
+        self._has_begun = False
         self._closed = ""
 
     def __repr__(self) -> str:
         return f"Step({self.number}, epoch {self.epoch}, {self.valid} of {self.planned} clips valid)"
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        if closed := self._closed or ("are being iterated already" if self.has_begun else ""):
+        if closed := self._closed or ("are being iterated already" if self._has_begun else ""):
             raise UserError(
                 f"its micro-batches {closed}",
                 code="step-is-over",
@@ -88,7 +88,7 @@ class Step:
                 value=self.number,
                 remedy="iterate each step once, before the next one; to use its micro-batches twice, keep list(step)",
             )
-        self.has_begun = True
+        self._has_begun = True
         return self._iterate()
 
     def _iterate(self) -> Iterator[MicroBatch]:
@@ -97,6 +97,11 @@ class Step:
         if not self._closed:
             self._closed = "were iterated already"
             self._on_end()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its micro-batches were asked for."""
+        return self._has_begun
 
     def drop_rest(self) -> None:
         """Drop the micro-batches that were not iterated."""
