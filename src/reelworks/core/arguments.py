@@ -161,7 +161,7 @@ def _read_path(value: Any) -> Path:
 def _read_device(value: Any) -> Any:
     import torch
 
-    device = torch.device(value)
+    device = torch.device("cuda", value) if type(value) is int else torch.device(value)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError
     return device
