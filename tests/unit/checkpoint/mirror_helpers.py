@@ -86,6 +86,7 @@ def new_run(path: Path, *steps: int) -> RunFolder:
         "coverage/catalog-000/catalog.json": "[1]",
         "coverage/.segment-000-000001-000.tmp/places.parquet": "half",
         "plan/plan-000-000000-000/about.json": "{}",
+        "plan/summary.json": "{}",
         "catalog/part-000000.parquet": "rows",
         "catalog/catalog.json": "[1]",
         "catalog/.lock": "",

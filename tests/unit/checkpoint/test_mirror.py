@@ -48,10 +48,10 @@ def test_a_copy_equals_the_checkpoint_and_has_what_a_resume_needs_beside_it(tmp_
     assert told.kinds() == ["mirrored", "mirror_retention"]
     here = content(run.path)
     copied = {name for name, data in content(there).items() if here.get(name) == data}
-    assert copied >= {"run.json", "recipe.toml", "events.jsonl", "catalog/catalog.json"}
+    assert copied >= {"run.json", "recipe.toml", "events.jsonl", "catalog/catalog.json", "plan/summary.json"}
     assert copied >= {f"coverage/segment-000-000000-000/{name}" for name in ("places.parquet", "about.json")}
     assert copied >= {"coverage/catalog-000/catalog.json", "checkpoints/pins/step-000000100"}
-    left_here = ("previews", "tensorboard", "lock", "plan/", "tmp")
+    left_here = ("previews", "tensorboard", "lock", "plan/plan", "tmp")
     assert not [name for name in content(there) if any(word in name for word in left_here)]
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from reelworks.training.memory import meter
+from reelworks.training.memory import meter, step_time
 
 FUNCTIONS = {
     "layer_norm": lambda x: functional.layer_norm(x, (8,)),
@@ -69,7 +69,7 @@ def test_functions_have_the_dtype_of_a_gpu_under_autocast(name: str) -> None:
 
 @given(st.integers(0, 10**6), st.sampled_from([1, 32, 128]))
 def test_a_kernel_s_workspace_is_the_next_multiple(size: int, multiple: int) -> None:
-    rounded = meter._rounded_up(size, multiple)
+    rounded = step_time.up(size, multiple)
     assert rounded % multiple == 0
     assert size <= rounded < size + multiple
 
