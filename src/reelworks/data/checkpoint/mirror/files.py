@@ -195,9 +195,9 @@ def _write_index(place: RemoteFilesystem, run: RunFolder, token: str, stamps: di
 
 def _listing(run: RunFolder) -> Iterator[tuple[str, Stamp]]:
     """Yield the files to mirror with size and modification time; hidden ones are locks and unfinished writes."""
-    candidates = [run.path / name for name in _SINGLE]
+    # Arrays of plans are made again.
+    candidates = [*(run.path / name for name in _SINGLE), *run.plan_folder.glob("summary*.json")]
     candidates += [file for folder in _FOLDERS for file in (run.path / folder).rglob("*")]
-    candidates += run.plan_folder.glob("summary*.json")  # its arrays are made again
     for file in candidates:
         path = file.relative_to(run.path)
         if file.is_file() and not any(part.startswith(".") for part in path.parts):
