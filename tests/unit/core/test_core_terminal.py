@@ -127,6 +127,7 @@ def test_a_program_of_ones_own_is_not_ended_by_its_lost_output_either(
     with to_terminal():
         for _ in range(3):
             logger.info("a step")
+    assert terminal.steady(lost[1]).lost is not None
 
 
 def test_a_line_may_be_printed_while_another_waits(monkeypatch: pytest.MonkeyPatch):

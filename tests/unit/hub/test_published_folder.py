@@ -309,6 +309,13 @@ def test_the_recipe_still_is_one_and_trains_alike(run, tmp_path):
         assert getattr(told, part) == getattr(mine, part), part
 
 
+def test_a_run_whose_events_were_lost_is_still_published(run, tmp_path):
+    run.events_file.unlink()
+    folder = do(run, dry_run=True, output=tmp_path / "out").folder
+    assert recipe_file.load(folder / "recipe.toml").train == recipe_file.load(run.recipe_file).train
+    assert "is the whole recipe" in (folder / "README.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     "metric",
     ["validation/loss", "samples/likeness-pixels", f"eval/{PERSON}", "0.7 * samples/likeness-pixels - 0.3 * eval/a"],

@@ -14,6 +14,7 @@ from reelworks.data.checkpoint import listing
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run import events, history
 from reelworks.data.run.folder import RunFolder
+from reelworks.data.run.history import RunPart
 from reelworks.training.coverage import speed
 from reelworks.training.plan import plan_report
 from reelworks.training.plan.plan_report import PlanSummary
@@ -79,7 +80,8 @@ class Trained:
 
 def read(run: RunFolder, step: int) -> Trained:
     """Sum up a run up to a step."""
-    of_run = history.parts(run, step)
+    # Without events, all that is known is the recipe, and the plan of the latest start.
+    of_run = history.parts(run, step) or [RunPart(0, step, {}, run.recipe_file, run.summary_file())]
     begins, speeds = [part.begun for part in of_run], [speed.total([])] * len(of_run)
     for event in events.stream(run.events_file, "step"):
         if event["step"] <= step:

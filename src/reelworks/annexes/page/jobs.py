@@ -161,7 +161,7 @@ class Jobs:
         The last line that a process printed before it was killed is no reason, whatever it says.
         """
         if job.state == "failed" and job.code is not None and job.code < 0:
-            name = signal.Signals(-job.code).name
+            name = next((each.name for each in signal.Signals if each == -job.code), f"signal {-job.code}")
             return f"killed by {name}" + (": often the memory was full" if name == "SIGKILL" else "")
         lines = [line for line in self.tail(job.id).splitlines() if line.strip()]
         if errors := [number for number, line in enumerate(lines) if line.startswith("error: ")]:

@@ -188,9 +188,9 @@ def is_of_storage(error: BaseException) -> bool:
 
     Who raises another error in its place keeps the errno. What PyAV raises is said of the content, whatever its errno.
     """
-    is_decoders = type(error).__module__.startswith("av.")
-    known = errno.errorcode.keys() - _OF_THE_FILE
-    return isinstance(error, OSError) and error.errno in known and not is_decoders
+    if not isinstance(error, OSError) or type(error).__module__.startswith("av."):
+        return False
+    return error.errno in errno.errorcode and error.errno not in _OF_THE_FILE
 
 
 @dataclass(frozen=True)
