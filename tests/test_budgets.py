@@ -32,7 +32,7 @@ PARTS = {
     "models": Part(("models",), 11_457, 8_600),
     "training": Part(("training",), 13_069, 9_700),
     "inference": Part(("inference",), 2_803, 2_400),
-    "commands": Part(("commands",), 1_586, 1_200),
+    "commands": Part(("commands",), 1_588, 1_200),
     "reports": Part(("reports",), 1_452, 1_250),
     "quickstart": Part(("quickstart",), 849, 500),
     "demo and testing": Part(("demo", "testing"), 1_183, 1_100),

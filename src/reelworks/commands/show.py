@@ -117,9 +117,11 @@ def progress(quiet: bool = False, *, stderr: bool = False) -> Iterator[Callable[
         if does != doing:  # the speed is that without the start of workers, and the loading of encoders
             doing, first, began = does, done, now
         elif not (quiet or console.is_terminal) and now - latest >= _SECONDS_BETWEEN_LINES:
-            latest, rate = now, max((done - first) / max(now - began, 0.001), 0.001)
-            left = datetime.timedelta(seconds=round((total - done) / rate))
-            terminal.say(f"{does}: {done} of {total} {things}, {rate:.0f} {things}/s, {left} left", error=True)
+            latest, rest = now, ""
+            if rate := (done - first) / (now - began):
+                left = datetime.timedelta(seconds=round((total - done) / rate))
+                rest = f", {rate:.{0 if rate >= 10 else 1}f} {things}/s, {left} left"
+            terminal.say(f"{does}: {done} of {total} {things}{rest}", error=True)
 
     try:
         yield report
