@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import places
 import pytest
 
+from reelworks.core import worker_pool
 from reelworks.core.shape import Shape
 from reelworks.core.worker_pool import WorkerDied
 from reelworks.data.media import decode, decode_pool
@@ -41,6 +43,22 @@ def test_in_threads_others_go_on(requests: list[Request]) -> None:
         first, endless, _, more, last = [pool.submit(requests[i]) for i in (0, 1, 2, 1, 0)]
         assert endless.result() == more.result() == Failure(STOPPED)
         np.testing.assert_array_equal(first.result(), last.result())
+
+
+def test_who_collects_the_owner_of_a_pool_waits_for_no_clip(
+    requests: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector may run in a thread that begins, and holds a lock which every thread needs to end."""
+    monkeypatch.setattr(worker_pool, "_PATIENCE_SECONDS", 1.0)
+    pool, owner = DecodePool(0, timeout_seconds=60.0), set()
+    pool.close_after(owner)
+    endless = pool.submit(requests[1])
+    began = time.monotonic()
+    del owner
+    assert time.monotonic() - began < 0.5
+    endless.result(20.0)
+    with pytest.raises(RuntimeError, match="the decoders were closed"):
+        pool.require_open()
 
 
 def test_a_clip_without_a_pool_has_a_limit(requests: list[Request], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -165,7 +164,7 @@ class Loader(IterableDataset[Step]):
         self._record()
         if self._pool is None or not self._pool.is_of_this_process:
             self._pool = DecodePool(self._workers, self._timeout, patience_seconds=AWAY_SECONDS)
-            weakref.finalize(self, self._pool.close)
+            self._pool.close_after(self)
         source = StepSource(self.dataset, self.rank, self.world_size, max_epochs=begun.epoch + 1, decoder=self._decoder)
         all_reduce = self._all_reduce or ranks.sum_of_process_group(self.rank, self.world_size)
         stream = read_ahead(source.requests_from(begun), self._pool, self._prefetch)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import numpy as np
@@ -82,10 +85,7 @@ class DecodePool:
         self.decode_seconds: deque[float] = deque(maxlen=_WINDOW)
         self._decoded = 0  # clips so far
         self._percentiles: dict[tuple[float, ...], tuple[int, list[float]]] = {}  # and at which clip they were computed
-        self._own_threads = own = set[int]()
-        self._threads = ThreadPoolExecutor(
-            num_workers * THREADS_PER_WORKER or _THREADS, "decode", initializer=lambda: own.add(threading.get_ident())
-        )
+        self._threads = ThreadPoolExecutor(num_workers * THREADS_PER_WORKER or _THREADS, "decode")
         self._processes = WorkerPool(THREADS_PER_WORKER) if num_workers else None
         self._calls = ThreadCalls()
         self._patience = Patience(patience_seconds, leaves)
@@ -141,8 +141,15 @@ class DecodePool:
         if self._processes is not None:
             self._processes.close(_PATIENCE_SECONDS)
         self._calls.close()
-        # The garbage collector may close a pool that nobody uses any more, in any thread.
-        self._threads.shutdown(wait=threading.get_ident() not in self._own_threads)
+        self._threads.shutdown()
+
+    def close_after(self, owner: object) -> None:
+        """Close the pool once its owner is collected, in a thread of its own.
+
+        The garbage collector may run in any thread, also within one that begins and holds what others need to end.
+        """
+        _closer(os.getpid())
+        weakref.finalize(owner, _UNUSED.put, self).atexit = False  # processes end at the exit by themselves
 
     def _decode(self, request: Request | SoundRequest, into: Slot | None) -> Decoded:
         read, tries = self._attempt(request, into), 0
@@ -178,6 +185,22 @@ class DecodePool:
             except WorkerDied:
                 deaths += 1
         return _Read(Failure("the decoder crashed on it"))
+
+
+_UNUSED: SimpleQueue[DecodePool] = SimpleQueue()
+
+
+@cache
+def _closer(pid: int) -> threading.Thread:
+    """Return the thread of this process, which a fork lacks, that closes pools of which nobody waits for the end."""
+
+    def work() -> None:
+        while True:
+            _UNUSED.get().close()
+
+    thread = threading.Thread(target=work, name="closer", daemon=True)
+    thread.start()
+    return thread
 
 
 def within_limit(read: Callable[[T], R], value: T) -> R:
