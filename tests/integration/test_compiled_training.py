@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import children
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
@@ -73,3 +76,31 @@ def test_inductor_trains_as_eager_blocks_do(tiny, tmp_path):
     made["train"]["max_steps"] = 6
     assert trainer.train(recipe_file.parse(made)) == 0
     assert told(tmp_path / "compiled", "step", "step")[-1] == 6
+
+
+@pytest.mark.slow
+def test_wherever_a_run_is_interrupted_it_goes_on_with_the_same_graphs(tiny, tmp_path):
+    """Captions of two lengths, of which one has a graph."""
+    footage = tmp_path / "pictures"
+    footage.mkdir()
+    for i in range(6):
+        Image.fromarray(np.full((32, 32, 3), 40 * i, np.uint8)).save(footage / f"{i}.png")
+        (footage / f"{i}.txt").write_text("word " * (3 if i % 2 else 40), encoding="utf-8")
+    train = {"compile": True, "compile_graphs": 1, "compile_backend": "eager", "micro_batches_per_step": 1}
+    made = {
+        "dataset": [{"path": str(footage)}],
+        "bucket": [{"resolution": "32px", "num_frames": 1, "batch_size": 1}],
+        "model": {"name": "z-image-tiny"},
+        "text_encoder": {"dim": 32, "max_length": 64},
+        "validation": {"split": 0.0},
+        "checkpoints": {"every_steps": 1, "keep_last": 9},
+    }
+    steps: dict[str, list[int]] = {}
+    for output, ends in (("whole", [6]), ("parts", [1, 2, 3, 4, 5, 6])):
+        for end in ends:
+            own = {"max_steps": end, "same_bucket_run": 1}
+            assert trainer.train(recipe_file.parse(tiny(output, train=train | own) | made)) == 0
+        files = sorted((tmp_path / output / "checkpoints").glob("step-*/compiled_shapes.json"))
+        steps[output] = [json.loads(file.read_text(encoding="utf-8"))["ranks"] for file in files]
+    assert len(steps["whole"]) == 6
+    assert steps["whole"] == steps["parts"]

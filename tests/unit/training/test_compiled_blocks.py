@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from reelworks.core.shape import Geometry, Shape
 from reelworks.data.buckets import table
 from reelworks.data.buckets.config import DEFAULT_ASPECT_RATIOS, BucketEntryConfig, BucketsConfig
 from reelworks.data.buckets.table import BucketTable
+from reelworks.data.distributed.mesh import World
 from reelworks.data.loader.micro_batch import MicroBatchRequest
 from reelworks.models import components, recompute
 from reelworks.models.adapters.config import LoraConfig
@@ -23,6 +25,7 @@ from reelworks.models.config import ModelConfig
 from reelworks.models.family import Network, PassRules
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
+from reelworks.training.observers.step_reports import CompiledGraphs
 from reelworks.training.step.compiled_blocks import CompiledBlocks
 
 
@@ -188,6 +191,47 @@ def test_captions_of_their_own_length_have_graphs_of_their_own() -> None:
         with compiled.running(work(buckets, 0, 2), torch.arange(8).expand(2, 8) < length):
             block(torch.ones(-(-length // 4), 4))
     assert backend.graphs == 2
+
+
+def chosen_graphs(most: int, *, buckets_digest: str, observed: Any = None, stage: bool = False) -> Any:
+    """Return an observer of small compiled blocks after it has begun, with what it observes."""
+    block, compiled, buckets = small(most, Counting(), caption_multiple=4)
+    state = SimpleNamespace(observed={} if observed is None else observed)
+    model = SimpleNamespace(compiled=compiled, compiled_shapes=(compiled.first_shapes,), state=state)
+    recipe = SimpleNamespace(train=SimpleNamespace(compile=True))
+    training: Any = SimpleNamespace(
+        model=model, world=World(0, 1, torch.device("cpu")), data=SimpleNamespace(recipe=recipe)
+    )
+    graphs = CompiledGraphs(training)
+    position = SimpleNamespace(spec=SimpleNamespace(buckets_digest=buckets_digest))
+    graphs.begin(cast("Any", SimpleNamespace(position=position, begins_stage=stage)))
+
+    def compiles(length: int) -> bool:
+        with compiled.running(work(buckets, 0, 2), torch.arange(8).expand(2, 8) < length):
+            block(torch.ones(-(-length // 4), 4))
+            return compiled._on
+
+    return graphs, compiles
+
+
+def test_a_resumed_run_compiles_the_shapes_that_the_run_before_it_had_chosen() -> None:
+    """Compiled sums may differ in last bits, so what is compiled must not depend on where a run was killed."""
+    graphs, compiles = chosen_graphs(1, buckets_digest="a")
+    assert (compiles(8), compiles(3)) == (True, False)
+    kept = graphs.files(2)
+    assert list(kept) == ["compiled_shapes.json"]
+    _, compiles = chosen_graphs(1, buckets_digest="a", observed=kept)
+    assert (compiles(3), compiles(8)) == (False, True)
+    _, compiles = chosen_graphs(2, buckets_digest="a", observed=kept)  # train.compile_graphs was raised
+    assert (compiles(3), compiles(8)) == (True, True)
+
+
+@pytest.mark.parametrize("change", [{"buckets_digest": "b"}, {"stage": True}], ids=["other buckets", "a new stage"])
+def test_shapes_of_other_buckets_take_no_place(change: dict[str, Any]) -> None:
+    graphs, compiles = chosen_graphs(1, buckets_digest="a")
+    compiles(8)
+    _, compiles = chosen_graphs(1, **{"buckets_digest": "a", "observed": graphs.files(2)} | change)
+    assert (compiles(3), compiles(8)) == (True, False)
 
 
 def test_settings_of_the_compiler_reach_the_threads_of_autograd() -> None:

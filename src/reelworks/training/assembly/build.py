@@ -36,7 +36,7 @@ from reelworks.training.recipe import preview_model
 from reelworks.training.recipe.dataset import sound_spec
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import optimizer_names
-from reelworks.training.step.compiled_blocks import CompiledBlocks
+from reelworks.training.step.compiled_blocks import CompiledBlocks, FirstShapes
 from reelworks.training.step.state import TrainState
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -60,6 +60,7 @@ class TrainedModel:
     layout: Layout
     attention: ReplacedKernels
     recomputation: tuple[Recomputation, ...] = ()  # of each bucket, where the recipe leaves it to the bucket
+    compiled_shapes: tuple[FirstShapes, ...] = ()  # of the network's blocks, and of networks that encode
 
 
 def require_sources(recipe: Recipe, *, resumed: bool = False, trains: bool = True) -> dict[str, str]:

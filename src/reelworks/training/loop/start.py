@@ -156,15 +156,23 @@ def build_model(started: StartedStage, sources: Mapping[str, str], encoders: Fro
     sequence = SequenceParallel.of_denoiser(network, components.family_config(recipe.model).network, world)
     mesh.shard(network.module, network.sharding().units, network.contract, world, shards)
     compiled = CompiledBlocks.of_recipe(network, data)
-    if live:
-        compiled_encoder.of_recipe(encoders.autoencoder, recipe, world.device)
+    of_encoder = compiled_encoder.of_recipe(encoders.autoencoder, recipe, world.device) if live else []
     state = TrainState.start(network, recipe.train)
     levels = recomputation.raised(data, started.cards)
     if world.is_main:
         for line in recomputation.lines_of_start(data, levels):
             logger.info(line)
     return TrainedModel(
-        DtypeBoundary(network), encoders, state, network.base, compiled, sequence, shards, replaced, levels
+        DtypeBoundary(network),
+        encoders,
+        state,
+        network.base,
+        compiled,
+        sequence,
+        shards,
+        replaced,
+        levels,
+        (compiled.first_shapes, *of_encoder),
     )
 
 

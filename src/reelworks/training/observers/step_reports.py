@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 from collections import deque
 from dataclasses import asdict, dataclass
@@ -10,7 +11,7 @@ from typing import cast
 
 import torch
 
-from reelworks.core import launcher, machine, system
+from reelworks.core import files, launcher, machine, system
 from reelworks.core.log import logger
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run import events
@@ -23,6 +24,7 @@ from reelworks.training.step.adapter_watch import AdapterWatch, IdleLayers
 
 _MESSAGE_STEPS = 50  # steps between two messages; each spike has an event
 _WINDOW = 50  # steps that are judged together
+_SHAPES = "compiled_shapes.json"  # in a checkpoint
 _FIRST_STEPS = 5  # of a window, which are left out
 
 
@@ -93,11 +95,32 @@ class IdleLayerReports(StepObserver):
             logger.log(logging.INFO if idle.is_note else logging.WARNING, f"step {step}: {idle}")
 
 
-@dataclass(frozen=True)
+@dataclass
 class CompiledGraphs(StepObserver):
-    """Log the graphs that were compiled in a step."""
+    """Log the graphs that were compiled in a step, and compile the same ones after a resume."""
 
     training: Training
+    _buckets: str = ""  # digest of the buckets of this start
+
+    def begin(self, now: Pause) -> None:
+        """Choose the shapes that the checkpoint's run had chosen on this rank, if it had these buckets."""
+        self._buckets = now.position.spec.buckets_digest
+        training = self.training
+        if (content := training.model.state.observed.get(_SHAPES)) is None or now.begins_stage:
+            return
+        kept = json.loads(content)
+        of_rank = dict(enumerate(kept["ranks"])).get(training.world.rank, [])
+        if kept["buckets"] == self._buckets:
+            for shapes, chosen in zip(training.model.compiled_shapes, of_rank, strict=False):
+                shapes.chosen = dict.fromkeys(map(tuple, chosen[: shapes.most]))
+
+    def files(self, step: int) -> dict[str, bytes]:
+        """Return the shapes that each rank compiles. Collective."""
+        training = self.training
+        if not training.data.recipe.train.compile:
+            return {}
+        ranks = training.world.gather([[*shapes.chosen] for shapes in training.model.compiled_shapes])
+        return {_SHAPES: files.to_json({"buckets": self._buckets, "ranks": ranks}).encode()}
 
     def after_step(self, step: TrainedStep) -> None:
         """Log the news of a step, if there are any."""

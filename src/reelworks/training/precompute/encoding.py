@@ -73,10 +73,16 @@ def lazy_encoder(recipe: Recipe, device: torch.device) -> FrozenEncoders:
     conditioning, image = components.conditioning(recipe.model), recipe.model.image_encoder
     text, kind = recipe.text_inputs, conditioning.shown.encoder
     known = registry.TEXT_ENCODERS.get(text.name)
+
+    def compiled_autoencoder() -> Any:
+        built = build.autoencoder(recipe, device)
+        compiled_encoder.of_recipe(built, recipe, device)
+        return built
+
     autoencoder: Any = LazyAutoencoder(
         components.autoencoder_geometry(recipe.autoencoder),
         components.latent_channels(recipe.autoencoder),
-        lambda: compiled_encoder.of_recipe(build.autoencoder(recipe, device), recipe, device),
+        compiled_autoencoder,
     )
     text_encoder: Any = LazyTextEncoder(
         text.dim,

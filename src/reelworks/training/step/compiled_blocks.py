@@ -42,6 +42,23 @@ def allow_graphs(of_code: int, of_all: int) -> None:
         config.recompile_limit, config.accumulated_recompile_limit = of_code, of_all
 
 
+class FirstShapes:
+    """The first shapes that come, which are compiled; others run without for good, of which the sums may differ in last bits.
+
+    `chosen` keeps their order; a checkpoint has them, so that a resumed run compiles what this one does.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.chosen: dict[tuple[int, ...], None] = {}
+
+    def take(self, shape: tuple[int, ...]) -> bool:
+        """Whether a shape is compiled."""
+        if len(self.chosen) < self.most:
+            self.chosen[shape] = None
+        return shape in self.chosen
+
+
 def raise_explained(error: Exception, what: str) -> None:
     """Raise an error of the compiler in words for people; return if it is another one."""
     of_compiler: type[Exception] = torch._dynamo.exc.TorchDynamoException
@@ -74,9 +91,8 @@ class CompiledBlocks:
     ) -> None:
         self._blocks = tuple(blocks)
         self._network, self._table, self._geometry = network, buckets, geometry
-        self._most_graphs = most_graphs
+        self.first_shapes = FirstShapes(most_graphs)
         self._on = False
-        self._allowed: set[Key] = set()
         self._used: set[Key] = set()
         self._new: list[str] = []  # names of buckets that were compiled for since the last report
         self._reported_seconds = 0.0
@@ -103,7 +119,7 @@ class CompiledBlocks:
         eager = block.forward
         compiled = torch.compile(eager, dynamic=False, backend=backend)
         classes = len({type(each) for each in self._blocks})
-        limit = self._most_graphs * _KINDS_PER_CLASS
+        limit = self.first_shapes.most * _KINDS_PER_CLASS
 
         @functools.wraps(eager)
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -117,8 +133,8 @@ class CompiledBlocks:
     def prefer(self, keys: Sequence[Key]) -> None:
         """Reserve graphs for these keys, first ones first, as far as graphs are left."""
         if not self._network.passes.caption_multiple:  # else keys depend on captions too
-            free = [key for key in keys if key not in self._allowed]
-            self._allowed.update(free[: self._most_graphs - len(self._allowed)])
+            for key in keys:
+                self.first_shapes.take(key)
 
     @contextmanager
     def running(
@@ -182,14 +198,12 @@ class CompiledBlocks:
         if multiple := self._network.passes.caption_multiple:
             rounded = {-(-length // multiple) for length in text_mask_BL.sum(1).tolist()}
             key += (max(rounded), len(rounded))
-        if key not in self._allowed and len(self._allowed) < self._most_graphs:
-            self._allowed.add(key)
-        if key not in self._allowed:
+        if not self.first_shapes.take(key):
             if work.bucket not in self._warned:
                 self._warned.add(work.bucket)
                 logger.warning(
                     f"{bucket.name} runs without compilation, since train.compile_graphs = "
-                    f"{self._most_graphs} leaves no graph for it"
+                    f"{self.first_shapes.most} leaves no graph for it"
                 )
             return False
         if key not in self._used:

@@ -18,23 +18,25 @@ from reelworks.core.log import logger
 from reelworks.models.api import Autoencoder
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import compiled_blocks
+from reelworks.training.step.compiled_blocks import FirstShapes
 
 _GRAPHS_PER_SHAPE = 8  # of clips in parts; at most 4 of one shape were seen
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the dimensions of a convolution's weight
 
 
-def of_recipe(autoencoder: Autoencoder, recipe: Recipe, device: torch.device) -> Autoencoder:
-    """Compile an autoencoder's encoder on its device if the recipe says so, and return it.
+def of_recipe(autoencoder: Autoencoder, recipe: Recipe, device: torch.device) -> list[FirstShapes]:
+    """Compile an autoencoder's encoder on its device if the recipe says so; return the shapes of each of its networks.
 
     On a GPU its weights are also stored with the channels last. Graphs keep that order from one convolution to the next;
     without graphs, norms would change it back.
     """
     train = recipe.train
+    shapes = []
     for network in autoencoder.encoding_networks if train.compile else ():
         if device.type == "cuda":
             store_channels_last(network)
-        compile_network(network, train.compile_graphs, train.compile_backend)
-    return autoencoder
+        shapes.append(compile_network(network, train.compile_graphs, train.compile_backend))
+    return shapes
 
 
 def store_channels_last(network: nn.Module) -> None:
@@ -44,29 +46,28 @@ def store_channels_last(network: nn.Module) -> None:
             weight.data = weight.data.to(memory_format=_CHANNELS_LAST[weight.dim()])
 
 
-def compile_network(network: nn.Module, most_shapes: int, backend: str | Callable[..., Any]) -> None:
+def compile_network(network: nn.Module, most_shapes: int, backend: str | Callable[..., Any]) -> FirstShapes:
     """Compile a network for the first `most_shapes` shapes of its input; others run without, with one warning each."""
     eager = network.forward
     compiled = torch.compile(eager, dynamic=False, backend=backend)
     limit = most_shapes * _GRAPHS_PER_SHAPE
-    seen: set[tuple[int, ...]] = set()
-    refused: set[tuple[int, ...]] = set()
+    shapes, told = FirstShapes(most_shapes), set[tuple[int, ...]]()
 
     @functools.wraps(eager)
     def forward(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         shape = tuple(x.shape)
-        if shape in refused:
+        is_new = shape not in told
+        told.add(shape)
+        if not shapes.take(shape):
+            if is_new:
+                logger.warning(
+                    f"the autoencoder runs without compilation for {_text(shape)}, since train.compile_graphs = "
+                    f"{most_shapes} leaves no graph for it"
+                )
             return eager(x, *args, **kwargs)
-        if shape not in seen and len(seen) == most_shapes:
-            refused.add(shape)
-            logger.warning(
-                f"the autoencoder runs without compilation for {_text(shape)}, since train.compile_graphs = "
-                f"{most_shapes} leaves no graph for it"
-            )
-            return eager(x, *args, **kwargs)
-        if shape not in seen:
-            seen.add(shape)
-            logger.info(f"compiling the autoencoder for {_text(shape)}: shape {len(seen)} of at most {most_shapes}")
+        if is_new:
+            number = [*shapes.chosen].index(shape) + 1
+            logger.info(f"compiling the autoencoder for {_text(shape)}: shape {number} of at most {most_shapes}")
         compiled_blocks.allow_graphs(limit, limit)
         try:
             return compiled(x, *args, **kwargs)
@@ -75,6 +76,7 @@ def compile_network(network: nn.Module, most_shapes: int, backend: str | Callabl
             raise
 
     network.forward = forward
+    return shapes
 
 
 def _text(shape: tuple[int, ...]) -> str:
