@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import itertools
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -320,6 +322,31 @@ def test_a_storage_that_stays_away_is_no_failure_of_a_clip(rights: _Rights, ends
         rights.refused = lambda path: True
         with refused("storage-away", says=r"memory://rights/.\.png: .*refuses it"):
             decode(rights.files)
+
+
+_LEAVES = """
+import time
+from reelworks.core import retry
+from reelworks.core.shape import Shape
+from reelworks.data.media.decode import Request
+from reelworks.data.media.decode_pool import DecodePool
+from reelworks.data.media.location import Location
+
+retry.WAITS_SECONDS = (0.0,)
+pool = DecodePool(0, 60.0, patience_seconds=600.0)
+pool.submit(Request(Location("http://127.0.0.1:9/a.mp4", "a.mp4", size=9), False, Shape(1, 16, 16)))
+while not pool._patience._since:
+    time.sleep(0.01)
+raise KeyboardInterrupt
+"""
+
+
+def test_a_program_that_is_stopped_ends_though_a_storage_is_waited_for() -> None:
+    """At its exit the interpreter joins the threads that wait."""
+    command = [sys.executable, "-c", _LEAVES]
+    done = subprocess.run(command, timeout=60, capture_output=True, text=True, encoding="utf-8", check=False)
+    assert "gives no clip" in done.stderr
+    assert "KeyboardInterrupt" in done.stderr
 
 
 def test_a_cache_that_cannot_be_written_is_no_failure_of_a_clip(
