@@ -245,8 +245,8 @@ def validation(data: RunData) -> Figure | None:
         traces.append(_line(f"t = {time}", steps, values, f"@ramp{shade}", width=1.5))
     traces.append(_line("mean", *_series(events, "loss"), "@c8", width=3, mode="lines+markers", marker={"size": 7}))
     clips = events[-1].get("clips")
-    of_clips = f"{units.plural(clips, 'held-out clip')}, " if clips else ""
-    note = f"{of_clips}fixed noise; t = 0 is clean, t = 1000 pure noise."
+    note = "Fixed noise; t = 0 is clean, t = 1000 pure noise."
+    note += f" {units.plural(clips, 'held-out clip')}." if clips else ""
     return _figure("validation", "Validation loss", note, traces, "loss", legend=True)
 
 

@@ -13,7 +13,8 @@ from reelworks.annexes.page import clips, jobs
 from reelworks.reports import run_facts
 
 STATIC = Path(__file__).parents[3] / "src" / "reelworks" / "annexes" / "page" / "static"
-SERVER = "".join((STATIC.parents[2] / name).read_text("utf-8") for name in ("reports/run_facts.py", "reports/plots.py"))
+PLOTS = (STATIC.parents[2] / "reports" / "plots.py").read_text("utf-8")
+SERVER = (STATIC.parents[2] / "reports" / "run_facts.py").read_text("utf-8") + PLOTS
 SERVER += "".join(path.read_text("utf-8") for path in sorted(STATIC.parent.glob("*.py")))
 SCRIPTS = {path.relative_to(STATIC).as_posix(): path.read_text("utf-8") for path in sorted(STATIC.rglob("*.js"))}
 # Literals that look like texts and are none: keys, errors and headers by their names, selectors, what is searched or typed.
@@ -29,6 +30,7 @@ _TOKEN = re.compile(
 _NOUN = re.compile(r"plural\([^\"()]*(?:\([^\"()]*\)[^\"()]*)*, \"([^\"]+)\"\)")
 _FRAME = re.compile(r"<(?:a|span)[^>]*>([^<]+)</|<nav[^>]*aria-label=\"([^\"]+)\"")
 _LABEL = re.compile(r"""(?:\bFact\(|_state_row\(|(?:_figure|Facet|_Measure)\("[\w-]+",)\s*"([A-Za-z][^"]*)\"""")
+_NOTE = re.compile(r"""(?<!")" ?([A-Z][^"{}]*\.)"(?!")""")  # above a figure, as sentences
 _LIKE_A_TEXT = re.compile(r"[A-Za-z]{2}[,;:]? [a-z]{2}|^[A-Z][a-z]")
 
 
@@ -81,6 +83,7 @@ def labels_of_the_server() -> set[str]:
     states = {"planned", "readable"}  # beside reasons
     return {
         *_LABEL.findall(SERVER),
+        *(sentence for note in _NOTE.findall(PLOTS) for sentence in re.split(r"(?<=\.) ", note)),
         *clips.SORTS.values(),
         *get_args(jobs.State),
         *coverage,

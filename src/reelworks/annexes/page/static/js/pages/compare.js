@@ -3,7 +3,7 @@
 import { card, fill, h, media, table } from "../elements.js";
 import { plot } from "../plots.js";
 import { get } from "../server.js";
-import { t, translated } from "../texts.js";
+import { sentences, t, translated } from "../texts.js";
 import { count } from "../units.js";
 
 export const title = t`Compare`;
@@ -30,7 +30,7 @@ export async function render(main, [keys], signal) {
   for (const figure of found.figures) {
     const label = translated(figure.title);
     const canvas = h("div.plot");
-    charts.append(h(`div.card.${figure.size}`, h("h3", label), h("p.quiet", figure.note), canvas));
+    charts.append(h(`div.card.${figure.size}`, h("h3", label), h("p.quiet", sentences(figure.note)), canvas));
     await plot(canvas, figure.plot, label);
     if (signal.aborted) return;
   }

@@ -4,7 +4,7 @@ import { explain } from "../dialogs.js";
 import { badge, card, fill, h, progressBar, table } from "../elements.js";
 import { plot } from "../plots.js";
 import { get } from "../server.js";
-import { t, translated } from "../texts.js";
+import { sentences, t, translated } from "../texts.js";
 import { throttle } from "../timing.js";
 import { count, loss, moment, percent } from "../units.js";
 
@@ -49,7 +49,7 @@ async function drawFigures(charts, boxes, figures, signal) {
       charts.append(h(`div.card.${size}`, h("h3", title), box.note, box.canvas));
     }
     const box = boxes.get(name);
-    box.note.textContent = note;
+    box.note.textContent = sentences(note);
     await plot(box.canvas, figure, title);
     if (signal.aborted) return;
   }
