@@ -22,6 +22,9 @@ SLEEPS = "import time; time.sleep(60)"
         # As a shell tells of it; Windows knows no signals.
         (["import os; os.kill(os.getpid(), 9)", SLEEPS], 9 if system.WINDOWS else 128 + 9),
         ([SLEEPS, "exit(2)"], 2),
+        # Those that saved on a signal end by themselves, however long the first one copies to the mirror.
+        (["import time; time.sleep(0.5); exit(75)", "exit(75)"], 75),
+        (["import time; time.sleep(0.5); exit(3)", "exit(75)"], 3),
     ],
 )
 def test_the_code_is_that_of_the_first_to_fail(monkeypatch: pytest.MonkeyPatch, ends: list[str], code: int) -> None:

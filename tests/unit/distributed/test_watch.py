@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -158,3 +160,33 @@ def test_a_rank_that_leaves_in_order_takes_the_others_along(
     ranks[1]._run()  # it ends by itself
     assert left == [(0, 75), (1, 75)]
     assert capsys.readouterr().out == "stopped after step 3\n"
+
+
+def test_ranks_that_failed_end_after_the_first_one_if_that_stays(
+    ranks: list[Watch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launchers end all ranks after one that failed, while the first may still copy a checkpoint to the mirror."""
+    monkeypatch.setattr(watch, "_STAY_SECONDS", 0.1)
+    first, second, third = ranks
+    ends: dict[str, float] = {}
+
+    def end(rank: Watch, name: str) -> None:
+        with suppress(ValueError), rank:
+            raise ValueError("no step was finite")
+        ends[name] = time.monotonic()
+
+    began = time.monotonic()
+    end(third, "alone")  # the others go on
+    assert ends["alone"] - began < 5.0
+    first._limits = ParallelConfig(step_seconds=0.05)
+    first.mark("in a forward and backward pass", 3)
+    first.stay()
+    thread = threading.Thread(target=end, args=(second, "beside the first"))
+    thread.start()
+    time.sleep(0.3)
+    assert verdict(first, [1, 2]) is None
+    assert thread.is_alive()
+    first._ended = True
+    first._beat()
+    thread.join(10.0)
+    assert "beside the first" in ends

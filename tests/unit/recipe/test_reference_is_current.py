@@ -17,7 +17,7 @@ import typer
 
 from reelworks.commands.exit_codes import ExitCode
 from reelworks.commands.main import app
-from reelworks.training.loop import trainer
+from reelworks.training.distributed import launch
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -107,7 +107,7 @@ def test_options_have_values_defaults_and_meanings(generator: ModuleType) -> Non
 
 
 def test_exit_codes_are_those_that_the_trainer_leaves_with(generator: ModuleType) -> None:
-    assert trainer.EXIT_REQUEUE == ExitCode.REQUEUE
+    assert launch.EXIT_REQUEUE == ExitCode.REQUEUE
     codes = re.findall(r"^\| (\d+) \|", generator.contents()["cli.md"], flags=re.MULTILINE)
     assert [int(code) for code in codes] == list(ExitCode)
 

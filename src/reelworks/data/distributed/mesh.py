@@ -134,6 +134,11 @@ class World:
         if self.watch is not None:
             self.watch.take_along(code, said)
 
+    def stay(self) -> None:
+        """Let the other ranks end after this one, as `Watch.stay` does; nothing for one process."""
+        if self.watch is not None:
+            self.watch.stay()
+
     def meets(self, seconds: float) -> bool:
         """Whether all ranks come here within some time of this one, as `Watch.meets` does; True for one process."""
         return self.watch is None or self.watch.meets(seconds)

@@ -34,6 +34,8 @@ _GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.05  # between looks for ranks that are to meet
 # Time for the other ranks to end before the store may end with rank 0.
 _LEAVING_SECONDS = 3.0
+# Time for rank 0 to raise an error that is one of all ranks, and say that it stays.
+_STAY_SECONDS = 1.0
 _EXIT_CODE = 1
 
 ClipsOf = Callable[[int], Sequence[str]]
@@ -83,7 +85,7 @@ class Watch:
         self._since = time.monotonic()
         self._clips_of: ClipsOf = lambda rank: ()
         self._count, self._fault, self._ended = 0, "", False
-        self._suspects = self._takes_along = False
+        self._suspects = self._takes_along = self._stays = False
         self._meetings = 0
         self._heard: dict[int, tuple[Beat, float]] = {}  # the last beat of each rank, and when it was new
         self._stop = threading.Event()
@@ -109,7 +111,10 @@ class Watch:
                 self._fault = first_line if is_told else f"{type(error).__name__}: {first_line}"
         with suppress(dist.DistError):  # rank 0 has left, and the store with it
             self._beat()
-            self._wait_for_others()
+            if self._rank == 0:
+                self._wait_for_others()
+            elif self._fault:
+                self._wait_for_first()
 
     def mark(self, doing: str, step: int, clips_of: ClipsOf | None = None, *, limited: bool = True) -> None:
         """Begin a phase of a step, which must end within the time limit if it is `limited`.
@@ -137,6 +142,12 @@ class Watch:
         """End the other ranks, whatever they wait for, with an exit code of the launcher's and what rank 0 is to say."""
         self._takes_along = True
         self._store.set("left", f"{code} {said}")
+
+    def stay(self) -> None:
+        """Let the others, which may have failed as this rank did, end after it: it still does what it does for all."""
+        with self._lock:
+            self._is_limited, self._stays = False, True
+        self._store.set("stays", "")
 
     def _beat(self) -> None:
         self._count += 1
@@ -185,7 +196,7 @@ class Watch:
         now = time.monotonic()
         patience = SUSPECT_SECONDS if self._suspects else self._limits.lost_seconds
         for rank, (beat, at) in sorted(self._heard.items()):
-            if beat.fault and now - at > _GRACE_SECONDS:
+            if beat.fault and now - at > _GRACE_SECONDS and not self._stays:
                 return f"rank {rank} on {beat.host} failed: {beat.fault}"
             if not beat.ended and now - at > patience:
                 return self._lost(rank)
@@ -245,9 +256,18 @@ class Watch:
     def _wait_for_others(self) -> None:
         """Wait on rank 0, which may host the store, until the other ranks have ended."""
         until = time.monotonic() + _LEAVING_SECONDS
-        while self._rank == 0 and time.monotonic() < until:
+        while time.monotonic() < until:
             self._listen(range(1, self._size))
             if len(self._heard) == self._size - 1 and all(beat.ended for beat, _ in self._heard.values()):
+                return
+            time.sleep(BEAT_SECONDS / 20)
+
+    def _wait_for_first(self) -> None:
+        """Wait on another rank that failed until rank 0 has ended, if it stays; launchers end all ranks after the first."""
+        until = time.monotonic() + _STAY_SECONDS
+        while time.monotonic() < until or self._store.check(["stays"]):
+            self._listen([0])
+            if 0 in self._heard and self._heard[0][0].ended:
                 return
             time.sleep(BEAT_SECONDS / 20)
 

@@ -15,6 +15,8 @@ from types import FrameType
 
 from reelworks.core import machine, system, terminal
 
+# EX_TEMPFAIL: saved before the end; a scheduler may requeue the same command.
+EXIT_REQUEUE = 75
 # Set in the environment of ranks that this launcher started, which end with it.
 LAUNCHED = "REELWORKS_LAUNCHED"
 # Time for the other ranks to notice a failure and exit by themselves, before they are killed.
@@ -25,7 +27,8 @@ _POLL_SECONDS = 0.05
 def launch(processes: int, arguments: list[str]) -> int:
     """Start ranks of `python -m reelworks` and wait for all of them.
 
-    Signals that ask to end are forwarded to every rank. When a rank fails, the others are killed.
+    Signals that ask to end are forwarded to every rank. When a rank fails, the others are killed; ranks that saved on a signal
+    exit by themselves.
 
     Returns:
         The exit code of the rank that failed first; 0 if none failed.
@@ -46,7 +49,7 @@ def launch(processes: int, arguments: list[str]) -> int:
     system.handle_stops(forward)
     first = 0
     while None in [rank.poll() for rank in ranks]:  # each is asked, also behind one that still runs
-        failed = [rank.returncode for rank in ranks if rank.returncode]
+        failed = [rank.returncode for rank in ranks if rank.returncode not in (None, 0, EXIT_REQUEUE)]
         if failed:
             first = failed[0]
             by = system.what_ended(first)
@@ -58,7 +61,6 @@ def launch(processes: int, arguments: list[str]) -> int:
                     "  remedy: give the same command again, which goes on from the last checkpoint",
                     error=True,
                 )
-            # Ranks that saved on a signal all exit by themselves.
             time.sleep(_GRACE_SECONDS)
             for rank in ranks:
                 if rank.poll() is None:

@@ -23,6 +23,7 @@ from reelworks.data.loader.position import DataPosition
 from reelworks.data.loader.step_source import StepSource
 from reelworks.data.run.folder import RunFolder
 from reelworks.models.attention import attention
+from reelworks.training.distributed.launch import EXIT_REQUEUE
 from reelworks.training.encoding import stored_batches
 from reelworks.training.encoding.precompute.encode_worker import Progress
 from reelworks.training.loop import checkpointing, open_run, rendezvous, resume, stages, start
@@ -42,8 +43,6 @@ from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import progress
 
-# EX_TEMPFAIL: saved before the end; a scheduler may requeue the same command.
-EXIT_REQUEUE = 75
 _NO_OVERRIDES = arguments.that("empty: the recipe was read already", lambda v: not v, "give the recipe's file")
 
 
@@ -134,6 +133,7 @@ def run(
             try:
                 stage = resume.pick(RunFolder(Path(recipe.output)), recipe, request.resume, world, ended)
                 end = _train_stage(stage, request, folder_lock, world, signals, on_scan, on_encode, threads=threads)
+                world.wait()  # for the first rank's copy to the mirror, which lasts as long as it does
                 exported = end.exported or exported
                 first = min(first, 1 + (stage.step or 0))
                 if end.reason != "stage":
@@ -234,7 +234,12 @@ def _train_stage(
         trainer.observe(first=profiler, last=[make(training) for make in others])
         world.wait()  # a signal stops all ranks in the same way
         signals.begin_stage()
-        end, reason = trainer.train(position, stage, stops)
+        try:
+            end, reason = trainer.train(position, stage, stops)
+        except Exception:
+            if world.is_main:  # it still copies the last checkpoint to the mirror, and ends trackers
+                world.stay()
+            raise
         if reason != "stage":
             signals.restore()  # nothing is left to save: what follows may wait for an upload
     return StageEnd(end, reason, checkpoints.exported)
