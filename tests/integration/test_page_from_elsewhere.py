@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import http.client
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import fabricate
 import pytest
 from headless import window
 from page_client import TOKEN, served
@@ -30,43 +31,57 @@ def listening(answer: Any) -> Iterator[int]:
         server.shutdown()
 
 
-def send(handler: BaseHTTPRequestHandler, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
+def send(
+    handler: BaseHTTPRequestHandler, status: int, headers: list[tuple[str, str]], content: Iterable[bytes]
+) -> None:
     with suppress(OSError):  # the browser has gone
         handler.send_response_only(status)
         for name, value in headers:
             handler.send_header(name, value)
         handler.end_headers()
-        handler.wfile.write(content)
+        for part in content:
+            handler.wfile.write(part)
 
 
 def foreign(handler: BaseHTTPRequestHandler) -> None:
-    send(handler, 200, [("Content-Type", "text/html")], b"<p>of another program")
+    send(handler, 200, [("Content-Type", "text/html")], [b"<p>of another program"])
 
 
 @contextmanager
-def proxied(address: str) -> Iterator[tuple[str, list[tuple[str, int]]]]:
-    """Serve an address under another one as nginx's `proxy_pass` does, and list the paths that were asked for, with the answers."""
+def proxied(address: str, below: str) -> Iterator[tuple[str, list[tuple[str, int]]]]:
+    """Serve an address under another one as nginx's `proxy_pass` does, and list the paths that were asked for, with the answers.
+
+    `below` is a path that the proxy takes away.
+    """
     server, answered = urlsplit(address).netloc, list[tuple[str, int]]()
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
+        if not handler.path.startswith(f"{below}/"):
+            send(handler, 404, [], [])
+            answered.append((handler.path, 404))
+            return
         body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
         with closing(http.client.HTTPConnection(server)) as connection:
-            connection.request(handler.command, handler.path, body, {**handler.headers, "Host": server})
+            connection.request(
+                handler.command, handler.path.removeprefix(below), body, {**handler.headers, "Host": server}
+            )
             got = connection.getresponse()
             answered.append((handler.path, got.status))
-            send(handler, got.status, got.getheaders(), got.read())
+            # News of a run have no end.
+            send(handler, got.status, got.getheaders(), iter(lambda: got.read1(65_536), b""))
 
     with listening(answer) as port:
-        yield address.replace(server, f"127.0.0.1:{port}"), answered
+        yield address.replace(server, f"127.0.0.1:{port}{below}"), answered
 
 
+@pytest.mark.parametrize("below", ["", "/user/a/proxy/8080"])
 @pytest.mark.slow(reason="a browser; what the server answers is in the tests of the guard")
 def test_behind_a_proxy_that_names_the_server_by_itself_the_page_works_and_a_foreign_one_gets_nothing(
-    opened: Any, tmp_path: Path
+    opened: Any, tmp_path: Path, below: str
 ) -> None:
     with (
         served(tmp_path, is_remote=True) as address,
-        proxied(address) as (outside, answered),
+        proxied(address, below) as (outside, answered),
         listening(foreign) as other,
         window(opened, tolerates="") as shown,
     ):
@@ -74,6 +89,14 @@ def test_behind_a_proxy_that_names_the_server_by_itself_the_page_works_and_a_for
         with shown.expect_response("**/api/sample") as answer:
             shown.click("text=Or try it on sample footage")
         assert answer.value.status == 200
+        fabricate.make(tmp_path / "runs" / "made", steps=8, every=4)
+        shown.goto(f"{outside.split('?')[0]}#/runs")
+        shown.reload()
+        shown.click("td a:text-is('made')")
+        shown.wait_for_selector(".plot .main-svg")
+        shown.click("a:text-is('Previews')")
+        shown.wait_for_selector("figure video, figure img")
+        assert {path for path, status in answered if status >= 300} <= {"/favicon.ico"}
         shown.goto(f"http://localhost:{other}/")  # another site than 127.0.0.1
         for how in (
             {"mode": "no-cors"},

@@ -153,7 +153,7 @@ def test_an_address_with_the_token_opens_the_page_under_any_name(reached):
     client, token = reached
     client.cookies.clear()
     opened = client.get("/", params={"token": token}, headers={"sec-fetch-site": "cross-site"})
-    assert opened.headers["refresh"] == f"0; url=/#token={token}"
+    assert opened.headers["refresh"] == f"0; url=./#token={token}"
     assert "httponly" in opened.headers["set-cookie"].lower()
     assert "samesite=strict" in opened.headers["set-cookie"].lower()
     cookie = {"cookie": f"{guard.cookie_name(token)}={token}", "host": "pod-8384.proxy.example"}

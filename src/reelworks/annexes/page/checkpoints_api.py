@@ -152,7 +152,7 @@ def list_made(key: str, run: PageRun) -> list[Json]:
             "name": text_of(path.relative_to(run.path).as_posix()),
             "path": text_of(path),
             "step": int(found[1]) if (found := _STEP.search(path.name)) else None,
-            "url": f"/api/runs/{key}/checkpoints/made/{quote(path.relative_to(run.path).as_posix())}",
+            "url": f"api/runs/{key}/checkpoints/made/{quote(path.relative_to(run.path).as_posix())}",
             "bytes": path.stat().st_size,
             "time": path.stat().st_mtime,
             "media": MEDIA.get(path.suffix.lower(), ""),

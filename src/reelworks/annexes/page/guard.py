@@ -84,7 +84,7 @@ class Guard:
         if not self._is_token(token):
             return JSONResponse({"problem": "the token is another one", "code": "refused"}, 401, headers=HEADERS)
         # The page that follows is asked for by this one: to a browser, a redirection from a link would be of a foreign page.
-        answer = HTMLResponse("", headers=HEADERS | {"Refresh": f"0; url=/#token={token}"})
+        answer = HTMLResponse("", headers=HEADERS | {"Refresh": f"0; url=./#token={token}"})
         answer.set_cookie(cookie_name(token), token, httponly=True, samesite="strict")
         return answer
 

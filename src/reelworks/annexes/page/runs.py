@@ -139,7 +139,7 @@ def previews(context: Context, key: str, run: RunFolder) -> list[Json]:
         return [
             {
                 "prompt": prompt,
-                "url": f"/api/runs/{key}/samples/{quote(name)}" if (folder / name).is_file() else None,
+                "url": f"api/runs/{key}/samples/{quote(name)}" if (folder / name).is_file() else None,
                 "video": MEDIA.get(Path(name).suffix.lower(), "").startswith("video/"),
             }
             for name, prompt in zip(names, prompts, strict=False)
@@ -157,7 +157,7 @@ def measured(key: str, run: RunFolder) -> Json | None:
     def clip(file: Path) -> Json:
         place = quote(file.relative_to(run.evaluations_folder).as_posix())
         return {
-            "url": f"/api/runs/{key}/evaluations/{place}" if file.is_file() else None,
+            "url": f"api/runs/{key}/evaluations/{place}" if file.is_file() else None,
             "video": MEDIA.get(file.suffix.lower(), "").startswith("video/"),
         }
 

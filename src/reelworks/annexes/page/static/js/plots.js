@@ -1,4 +1,4 @@
-// Plots: plotly is loaded when the first one is drawn. /report.js, which reports share, tells how they look.
+// Plots: plotly is loaded when the first one is drawn. report.js, which reports share, tells how they look.
 
 import { h } from "./elements.js";
 import { t } from "./texts.js";
@@ -6,7 +6,7 @@ import { t } from "./texts.js";
 let plotly = null;
 export function loadPlotly() {
   plotly ??= new Promise((resolve, reject) => {
-    const script = h("script", { src: "/plotly.js" });
+    const script = h("script", { src: "plotly.js" });
     script.onload = () => resolve(window.Plotly);
     script.onerror = () => reject(new Error(t`the plots could not be loaded`));
     document.head.append(script);

@@ -3,9 +3,9 @@
 import { t } from "./texts.js";
 
 // The token comes in the address that the terminal prints, after "#", which browsers send to nobody.
-const KEY = "reelworks-token";
+const KEY = `reelworks-token ${location.pathname}`; // a proxy may have several pages below its paths
 // The one before, until the server has taken the new one: the address may be of a page that has ended.
-const FORMER = "reelworks-former-token";
+const FORMER = `reelworks-former-token ${location.pathname}`;
 export function takeToken() {
   const found = /^#token=([\w.~-]+)$/.exec(location.hash);
   if (found) {
@@ -31,7 +31,7 @@ async function request(method, path, body, signal) {
   if (body !== undefined && !isFile) headers["Content-Type"] = "application/json";
   let answer;
   try {
-    answer = await fetch(`/api${path}`, {
+    answer = await fetch(`api${path}`, {
       method,
       headers,
       signal,
@@ -65,7 +65,7 @@ export const put = (path, body, signal) => request("PUT", path, body, signal);
 
 /** Call a function with each message of the server until the page is left, and another where none will come. */
 export function follow(path, signal, onNews, onEnd) {
-  const source = new EventSource(`/api${path}`);
+  const source = new EventSource(`api${path}`);
   source.onmessage = event => onNews(JSON.parse(event.data));
   source.onerror = () => source.readyState === EventSource.CLOSED && onEnd();
   signal.addEventListener("abort", () => source.close());

@@ -4,7 +4,7 @@ export const language = /^zh\b/i.test(navigator.language) ? "zh-CN" : "en";
 const table = new Map(language === "en" ? [] : Object.entries(await loadTable()));
 
 async function loadTable() {
-  const answer = await fetch("/static/zh.json").catch(() => null);
+  const answer = await fetch("static/zh.json").catch(() => null);
   return answer?.ok ? answer.json() : {}; // without the server, English tells that it is gone
 }
 

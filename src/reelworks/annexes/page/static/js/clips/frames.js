@@ -5,7 +5,7 @@ import { t } from "../texts.js";
 import { plural } from "../units.js";
 
 export function pictureSide(key, clip, pictures) {
-  const base = `/api/data/${key}/clips/${clip.id}`;
+  const base = `api/data/${key}/clips/${clip.id}`;
   const { reading } = clip;
   const put = (box, address, alt) => putPicture(pictures, box, address, alt);
   const whole = h("div.whole", { style: { "aspect-ratio": `${clip.source[0] || 3} / ${clip.source[1] || 2}` } });

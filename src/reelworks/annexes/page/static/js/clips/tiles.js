@@ -42,7 +42,7 @@ export function noPicture({ problem, value, remedy }) {
 
 /** Put the picture of a clip into its tile, or the reason why there is none. */
 export async function showPicture(pictures, key, tile, clip, wanted) {
-  const base = `/api/data/${key}/clips/${clip.id}`;
+  const base = `api/data/${key}/clips/${clip.id}`;
   const frame = tile.querySelector(".frame");
   const found = await pictures.load(`${base}/thumbnail.webp`, wanted);
   if (!found || !frame.isConnected) {

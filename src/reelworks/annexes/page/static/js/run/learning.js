@@ -100,7 +100,7 @@ function panel({ counts, step }, chosen, draw) {
 
 function tile(clip, { data, can_leave_out: canLeaveOut }, draw) {
   const base = `/data/${data}/clips/${clip.id}`;
-  const src = `/api${base}/thumbnail.webp`;
+  const src = `api${base}/thumbnail.webp`;
   // As of a file that was deleted since, or lies where the page may not read.
   const onerror = async event => {
     const why = await fetch(src)
