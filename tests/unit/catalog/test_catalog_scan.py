@@ -388,10 +388,14 @@ def test_a_folder_that_cannot_be_listed_is_an_error(data: Path, target: Path, mo
 
 
 def test_a_link_to_a_folder_that_is_away_is_an_error(data: Path, target: Path, tmp_path: Path) -> None:
-    """If there were clips behind it; it is none where something else has its name, or it is deleted."""
+    """If there were clips behind it; it is none where something else has its name or begins with it, or it is deleted."""
     (data / "sub").rename(tmp_path / "mounted")
     places.link(data / "sub", tmp_path / "mounted")
-    assert counts(run(data, target)) == (4, 0, 0, 0)
+    places.link(data / "su", tmp_path / "never there")
+    for before in (False, True):
+        assert counts(run(data, target)) == ((0, 0, 5, 0) if before else (5, 0, 0, 0))
+    (data / "su").unlink()
+    assert counts(run(data, target)) == (0, 0, 4, 1)
     (tmp_path / "mounted").rename(tmp_path / "away")
     with refused("folder-unreadable", "dataset 'd'", says="sub is a link to what is not there"):
         run(data, target)

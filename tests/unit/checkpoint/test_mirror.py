@@ -261,6 +261,21 @@ def test_a_file_that_arrives_short_is_copied_again_and_never_gets_a_manifest(tmp
         assert place.steps() == []
 
 
+def test_a_log_that_grows_while_it_is_copied_arrived_whole(tmp_path: Path) -> None:
+    run, place = new_run(tmp_path / "run", 100), place_at(tmp_path / "mirror")
+    real = place._fs._real
+
+    def put_file(source: str, target: str) -> None:
+        type(real).put_file(real, source, target)
+        if source == str(run.events_file):
+            with run.events_file.open("a", encoding="utf-8") as file:
+                file.write('{"kind": "step"}\n')
+
+    real.put_file = put_file
+    assert "unmirrored" not in copy(run, place, 100).kinds()
+    assert place.complete(100)
+
+
 def test_what_was_just_copied_is_there_though_no_listing_shows_it_yet(tmp_path: Path) -> None:
     """Nor does it pass for the leftover of a dead process, or for lost when it is brought back."""
     run, place, lagging = (
@@ -375,6 +390,18 @@ def test_what_the_run_went_back_behind_is_set_aside(tmp_path: Path) -> None:
     store.quarantine(200, "damaged")
     copy(run, place, 100)  # which nobody has left for 100
     assert shown(place) == [100, 200]
+
+
+def test_what_the_run_went_back_behind_is_set_aside_though_the_first_copy_is_of_a_later_save(tmp_path: Path) -> None:
+    run, place = new_run(tmp_path / "run", 100, 200), place_at(tmp_path / "mirror")
+    copy(run, place, 100, 200)
+    store = CheckpointFolder(run.checkpoints_folder)
+    store.quarantine(200, "abandoned")
+    store.log("went_back", 100)
+    write_plain(store, 110, save_id="of the new branch")
+    store.record_saved(store.info(110), 0.0)
+    copy(run, place, 110)
+    assert shown(place) == [100, 110]
 
 
 def test_what_training_lost_to_damage_stays_in_the_mirror_and_takes_no_place_of_another(tmp_path: Path) -> None:

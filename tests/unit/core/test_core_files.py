@@ -34,6 +34,20 @@ def test_a_write_that_fails_leaves_the_former_file(tmp_path: Path) -> None:
     assert json.loads(target.read_text(encoding="utf-8")) == [1]
 
 
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt, SystemExit])
+def test_a_write_that_is_broken_off_leaves_nothing_beside(tmp_path: Path, error: type[BaseException]) -> None:
+    """By Ctrl-C too."""
+
+    def write() -> None:
+        with files.replacing(tmp_path / "clip.mp4") as temporary:
+            temporary.write_bytes(b"half")
+            raise error
+
+    with pytest.raises(error):
+        write()
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_pipe_is_written_to_and_never_replaced(tmp_path: Path) -> None:
     pipe, other = tmp_path / "pipe", tmp_path / "other"
     places.pipe(pipe)

@@ -64,9 +64,9 @@ def test_a_name_that_is_no_text_is_printed(monkeypatch: pytest.MonkeyPatch):
     assert narrow.buffer.getvalue() == b"clip-\\udce4-\\u8a9e.mp4\n"  # type: ignore[attr-defined]
 
 
-@pytest.fixture(params=["read", "full"] if sys.platform == "linux" else ["read"])
+@pytest.fixture(params=["read", "closed", "full"] if sys.platform == "linux" else ["read", "closed"])
 def lost(request: pytest.FixtureRequest) -> Iterator[tuple[str, TextIO]]:
-    """A stream that takes nothing: what reads it has ended, or its disk is full."""
+    """A stream that takes nothing: what reads it has ended, its disk is full, or somebody closed it later."""
     reader, writer = os.pipe()
     os.close(reader)
     if request.param == "full":
@@ -76,6 +76,13 @@ def lost(request: pytest.FixtureRequest) -> Iterator[tuple[str, TextIO]]:
     yield request.param, stream
     with suppress(OSError):
         stream.close()
+
+
+def _print_to(lost: tuple[str, TextIO], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", lost[1])
+    terminal.use_steady_streams()
+    if lost[0] == "closed":
+        lost[1].close()
 
 
 _APP = App(cls=Commands, pretty_exceptions_enable=False)
@@ -98,10 +105,9 @@ def test_an_answer_that_nobody_got_is_told_and_one_of_which_enough_was_read_ends
     monkeypatch: pytest.MonkeyPatch, lost: tuple[str, TextIO]
 ):
     """As of `reelworks plan | head`, or into a file on a full disk."""
-    monkeypatch.setattr("sys.stdout", lost[1])
-    terminal.use_steady_streams()
-    if lost[0] == "full":
-        with refused("output-unwritable", "standard output", says="No space left"):
+    _print_to(lost, monkeypatch)
+    if (says := {"full": "No space left", "closed": "closed file"}.get(lost[0])) is not None:
+        with refused("output-unwritable", "standard output", says=says):
             _APP(["plan"])
     else:
         with pytest.raises(SystemExit) as left:
@@ -113,8 +119,7 @@ def test_an_answer_that_nobody_got_is_told_and_one_of_which_enough_was_read_ends
 def test_work_whose_output_only_tells_goes_on_without_it(
     monkeypatch: pytest.MonkeyPatch, lost: tuple[str, TextIO], code: str
 ):
-    monkeypatch.setattr("sys.stdout", lost[1])
-    terminal.use_steady_streams()
+    _print_to(lost, monkeypatch)
     with pytest.raises(SystemExit) as left:
         _APP(["train", code])
     assert left.value.code == int(code)
@@ -124,6 +129,8 @@ def test_a_program_of_ones_own_is_not_ended_by_its_lost_output_either(
     monkeypatch: pytest.MonkeyPatch, lost: tuple[str, TextIO]
 ):
     monkeypatch.setattr("sys.stdout", lost[1])
+    if lost[0] == "closed":
+        lost[1].close()
     with to_terminal():
         for _ in range(3):
             logger.info("a step")

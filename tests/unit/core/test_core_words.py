@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from reelworks.core import words
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError, nearest
 from reelworks.core.shape import Geometry, Shape
@@ -21,6 +22,23 @@ def test_the_nearest_word_or_all_of_them() -> None:
     known = ["keep_prob", "batch_size", "resolution"]
     assert nearest("kep_prob", known) == 'did you mean "keep_prob"?'
     assert nearest("xyz", known) == "known: batch_size, keep_prob, resolution"
+
+
+@words.named(output="target")
+def _refuse(field: str | None) -> None:
+    raise UserError("is there already", code="file-exists", field=field, remedy="name another one")
+
+
+@pytest.mark.parametrize(("field", "argument"), [("output", "target"), ("dtype", "dtype"), (None, None)])
+def test_an_argument_of_another_name_is_told_by_it_and_of_a_recipe_by_its_key(
+    field: str | None, argument: str | None
+) -> None:
+    with pytest.raises(UserError) as told:
+        _refuse(field)
+    assert told.value.field == argument
+    with words.of_recipe(), pytest.raises(UserError) as told:
+        _refuse(field)
+    assert told.value.field == field
 
 
 @pytest.mark.parametrize(

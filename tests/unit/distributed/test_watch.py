@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -126,6 +127,13 @@ def test_a_rank_that_leaves_with_a_code_has_not_failed(
     ranks[0]._listen([1, 2])
     time.sleep(0.1)
     assert verdict(ranks[0], [1, 2]) == (told and f"rank 1 on {ranks[0]._host} failed: {told}")
+
+
+def test_whoever_meets_again_waits_for_all_again(ranks: list[Watch]) -> None:
+    for _ in range(3):
+        assert [one.meets(0.0) for one in ranks] == [False, False, True]
+    with ThreadPoolExecutor(3) as threads:
+        assert all(threads.map(lambda one: one.meets(60.0), ranks))
 
 
 @pytest.mark.parametrize(

@@ -271,6 +271,24 @@ def test_generate_takes_the_size_that_was_trained(
     assert not list(run.path.glob(".*"))
 
 
+def test_a_checkpoint_is_generated_with_in_the_size_that_trained_it(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A later start may have another plan."""
+    log, kept = EventLog(run.events_file), run.keep_recipe(recipe_file.dump(recipe_file.parse(RECIPE)))
+    for begun, planned in ((0, _planned((9, 1, 24, 16))), (2, _planned((9, 1, 16, 32)))):
+        log.write("start", recipe=kept, resumed_from=begun)
+        log.write("step", step=begun + 2)
+        for start in (begun, None):
+            files.write_json(run.summary_file(start), planned)
+    checkpoint = CheckpointFolder(run.checkpoints_folder).path(2)
+    arguments = ["generate", str(checkpoint), "--prompt", "a", "-o", str(run.path / "out.png")]
+    monkeypatch.setattr(sys, "argv", ["reelworks", *arguments, "--num-inference-steps", "1"])
+    with pytest.raises(SystemExit):
+        main.main()
+    assert "16×24" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("trained", "here", "key"),
     [

@@ -44,3 +44,15 @@ def test_sound_of_any_rate_keeps_its_pitch_and_length(tmp_path, suffix, rate):
     assert len(samples) / written == pytest.approx(1.0, abs=0.15), "but for the codec's whole frames"
     spectrum = np.abs(np.fft.rfft(samples * np.hanning(len(samples)), 4 * written))
     assert np.argmax(spectrum) / 4 == pytest.approx(150, abs=1)
+
+
+@pytest.mark.parametrize("rate", [8000, 22_050, 44_100, 48_000])
+def test_a_rate_that_the_codec_has_stays(tmp_path, rate):
+    writers.write(
+        path := tmp_path / "clip.mp4",
+        np.zeros((8, 16, 16, 3), np.uint8),
+        8.0,
+        Sound(np.zeros((rate, 1), np.int16), rate),
+    )
+    with av.open(str(path)) as container:
+        assert container.streams.audio[0].rate == rate

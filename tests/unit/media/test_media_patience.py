@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import itertools
 import socket
 import subprocess
@@ -14,8 +15,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import av
+import fsspec.config
 import media_makers as media
 import places
 import pytest
@@ -215,6 +218,27 @@ def test_a_decoders_word_counts_for_bytes_that_came(tmp_path: Path, raised: Exce
         raise raised
 
 
+class _Broken(io.RawIOBase):
+    """A file on a disk that is broken behind its first piece."""
+
+    pieces = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        self.pieces += 1
+        if self.pieces > 1:
+            raise OSError(errno.EIO, "Input/output error")
+        return len(into)
+
+
+def test_bytes_that_do_not_come_later_are_asked_for_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(location, "opened", lambda file: io.BufferedReader(_Broken(), location._PIECE_BYTES))
+    with pytest.raises(OSError, match="Input/output"), location.local(tmp_path / "a.mp4"):
+        raise ValueError("odd")
+
+
 def test_a_scan_says_of_a_file_that_is_not_given_nothing_but_that(tmp_path: Path, pauses: list[float]) -> None:
     places.link(tmp_path / "a.mp4", BROKEN_DISK)
     (finding,) = examine.examine([examine.FileRequest(tmp_path / "a.mp4", NO_FILES, True, "")])
@@ -315,6 +339,25 @@ def test_no_clip_is_to_blame_for_a_storage_that_is_back_in_time(
     assert "memory://rights gives clips again" in caplog.messages
 
 
+def test_a_storage_that_is_away_again_is_waited_for_as_long_again(
+    rights: _Rights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr(patience, "time", clock)
+    waiting = patience.Patience(60.0, lambda: False)
+    for file in rights.files:
+        waiting.ask(file)
+    for refuses in (True, False, True):
+        rights.refused = lambda path, refuses=refuses: refuses  # type: ignore[misc]
+        assert waiting.wait(rights.files[0], "refused") != refuses
+        now[0] += 50
+    with refused("storage-away"):
+        for _ in range(3):
+            waiting.wait(rights.files[0], "refused")
+            now[0] += 50
+
+
 @pytest.mark.parametrize("ends", ["time", "signal"])
 def test_a_storage_that_stays_away_is_no_failure_of_a_clip(rights: _Rights, ends: str) -> None:
     with decoding(0.05 if ends == "time" else 600.0, lambda: ends == "signal") as decode:
@@ -358,6 +401,19 @@ def test_a_cache_that_cannot_be_written_is_no_failure_of_a_clip(
     for seconds in (0.0, 60.0):
         with decoding(seconds) as decode, refused("file-unwritable", "REELWORKS_CACHE"):
             decode(rights.files[:1])
+
+
+@pytest.mark.parametrize(
+    ("protocol", "options", "key"), [("https", "client_kwargs", "timeout"), ("s3", "config_kwargs", "retries")]
+)
+def test_limits_of_ones_own_for_a_client_hold(
+    monkeypatch: pytest.MonkeyPatch, protocol: str, options: str, key: str
+) -> None:
+    """Those of fsspec's own configuration."""
+    file = f"{protocol}://bucket/a.png"
+    usual = getattr(location.filesystem(file)[0], options)[key]
+    monkeypatch.setitem(fsspec.config.conf, protocol, {options: {key: "my own"}})
+    assert getattr(location.filesystem(file)[0], options)[key] == "my own" != usual
 
 
 @pytest.mark.parametrize("named", ["http", pytest.param("s3", marks=pytest.mark.slow(reason="five tries"))])

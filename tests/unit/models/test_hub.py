@@ -74,6 +74,13 @@ def test_a_folder_with_the_name_of_a_revision_is_a_folder(tmp_path, monkeypatch)
     assert hub.pin_commit(source, folder) is None
 
 
+def test_of_a_folder_others_are_told_the_last_name_also_where_it_could_be_a_repository(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ottilie" / "wan").mkdir(parents=True)
+    for told, source in (("wan", "ottilie/wan"), ("owner/name@v1", "owner/name@v1"), ("mine", "/home/ottilie/mine")):
+        assert hub.name_for_others(source) == told
+
+
 def test_a_line_that_breaks_is_taken_up_again(served, tmp_path):
     """The client asks for the rest; the file is whole."""
     served.cuts = {"config.json"}

@@ -70,6 +70,20 @@ def test_below_nohup_a_closed_terminal_stays_ignored():
         signal.signal(signal.SIGHUP, former)
 
 
+@pytest.mark.parametrize("number", [each for each in system.STOPS if each.name != "SIGHUP"], ids=lambda each: each.name)
+def test_any_other_signal_is_received_even_where_it_was_ignored(number):
+    """As Ctrl-C is by what a shell starts in the background, which `kill -INT` asks to save."""
+    former = signal.signal(number, signal.SIG_IGN)
+    try:
+        with StopSignals() as signals:
+            signals.begin_stage()
+            _kill_and_wait(number)
+        assert signals.received == [number]
+        assert signal.getsignal(number) == signal.SIG_IGN
+    finally:
+        signal.signal(number, former)
+
+
 def test_the_longest_time_of_a_pause_in_which_nobody_asks_is_known(monkeypatch):
     """Whoever cuts it into parts waits for the longest of them; who asks alone answers for itself."""
     clock = iter([0, 1, 4, 6, 10, 18, 20])
