@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import io
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -28,16 +29,21 @@ from typer.testing import CliRunner
 from reelworks.commands.main import app
 from reelworks.core import digests, storage, system
 from reelworks.core.shape import Shape
+from reelworks.data.distributed.mesh import World
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.loader.position import next_epoch
 from reelworks.data.loader.step_source import StepSource
+from reelworks.data.media import decode_pool
 from reelworks.data.media.augment import Augmentation
 from reelworks.data.media.config import PREFETCH_BYTES
 from reelworks.data.media.decode import AtRate, FrameTicks, Request
 from reelworks.data.media.decode_pool import DecodePool
 from reelworks.data.media.framing import FILTERS
+from reelworks.data.media.patience import StorageAway
 from reelworks.data.media.sound import SoundRequest
 from reelworks.models.config import AutoencoderConfig
+from reelworks.models.precision.boundary import DtypeBoundary
+from reelworks.training.assembly import build
 from reelworks.training.encoding import request_key, upkeep
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.encoding.precompute import reachable
@@ -45,6 +51,7 @@ from reelworks.training.encoding.precompute.encode import Encoding, EncodingFore
 from reelworks.training.encoding.precompute.encode_worker import Claims
 from reelworks.training.encoding.request_key import FileDigests
 from reelworks.training.encoding.stored_batches import StoredLatents
+from reelworks.training.observers.validation import Validator
 from reelworks.training.plan import plan_forecast
 from reelworks.training.precompute import encoding
 from reelworks.training.recipe import dataset, recipe_file
@@ -452,6 +459,37 @@ def test_a_broken_clip_fails_as_it_does_live_and_loads_no_encoder(recipe: dict[s
     assert not encoder.autoencoder.later.made
     source.close()
     assert missing(recipe) == (1, 0)
+
+
+@pytest.fixture
+def gives_none_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A storage that gives its clips from the second question on."""
+    asked, read = itertools.count(), decode_pool._read
+
+    def work(request: Any) -> Any:
+        if next(asked) == 0:
+            raise StorageAway("gives no clip", code="storage-away", remedy="restore it")
+        return read(request)
+
+    monkeypatch.setattr(decode_pool, "_read", work)
+
+
+@pytest.mark.usefixtures("gives_none_at_first")
+@pytest.mark.parametrize("reads", ["stored", "live", "encode", "validation"])
+def test_what_is_no_clips_fault_is_told_by_whatever_reads_clips(recipe: dict[str, Any], reads: str) -> None:
+    """Steps of stored latents and live ones, in whichever micro-batch; the encoding of all; and a validation of others."""
+    job, source, data = prepared(recipe)
+    if reads == "encode":
+        with refused("storage-away"):
+            encoding.encode_missing(job)
+    elif reads == "validation":
+        encoder = examples.batch_encoder(encoding.lazy_encoder(data.recipe, CPU))
+        boundary, world = DtypeBoundary(build.denoiser(data.recipe, CPU)), World(0, 1, CPU)
+        with closing(DecodePool(0, 60.0)) as pool, refused("storage-away"):
+            Validator(boundary, encoder, world, StepSource(data, 0, 1), data.entries(0), data.recipe).run(pool)
+    else:
+        stops = [batch.stops for batch in batches(data, source if reads == "stored" else None)]
+        assert [error.code for error in stops if error] == ["storage-away"]
 
 
 def test_a_file_that_changed_since_the_scan_is_not_stored(recipe: dict[str, Any]) -> None:

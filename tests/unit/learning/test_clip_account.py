@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -23,8 +24,10 @@ from reelworks.annexes.learning.rounds import (
     affordable,
     choose,
 )
+from reelworks.data.distributed.mesh import World
 from reelworks.data.schedule.cursor import Aliases
 from reelworks.training.loop.config import TrainConfig
+from reelworks.training.observers.observer import Pause
 
 CLIPS, STEPS, BATCH = 60, 400, 12
 UIDS = np.random.default_rng(1).integers(1, 1 << 62, CLIPS, dtype=np.uint64)
@@ -225,6 +228,29 @@ def test_a_lora_is_measured_beside_its_base_where_all_clips_can_be(
     if enough:
         assert found[0][0] == clips or clips > 256
         assert sum(size for size, _ in found) >= clips
+
+
+@pytest.mark.parametrize("measured", [None, []])
+def test_a_network_trains_on_after_a_round_that_is_cut_short(
+    monkeypatch: pytest.MonkeyPatch, measured: list[Measured] | None
+) -> None:
+    """But for the parts that do not train anyway."""
+    network = torch.nn.ModuleList([torch.nn.Dropout(), torch.nn.Dropout().eval()])
+    training: Any = SimpleNamespace(
+        world=World(0, 1, torch.device("cpu")),
+        model=SimpleNamespace(state=SimpleNamespace(module=network)),
+        stops=lambda: False,
+        log=SimpleNamespace(event=lambda *_, **__: None),
+    )
+    monkeypatch.setattr(ClipLossRounds, "_round_if_due", lambda *_: (1, False))
+    monkeypatch.setattr(ClipLossRounds, "_choose", lambda *_: [])
+    monkeypatch.setattr(ClipLossRounds, "_measure", lambda *_, **__: None if network.training else measured)
+    account: Any = SimpleNamespace(bring_together=lambda *_: None, visits=0, last=0)
+    ClipLossRounds(training, account).metrics(
+        Pause(cast(Any, SimpleNamespace(global_step=4)), cast(Any, None), lambda: False)
+    )
+    assert [each.training for each in network.modules()] == [True, True, False]
+    assert account.last == (0 if measured is None else 4)
 
 
 def test_clips_that_are_least_late_are_measured_after_all_new_ones() -> None:

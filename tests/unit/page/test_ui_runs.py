@@ -17,6 +17,7 @@ from page_client import page
 from reelworks.annexes.page import context, event_index, runs
 from reelworks.core import files
 from reelworks.data.run import lock
+from reelworks.data.run.events import EventLog
 from reelworks.reports import plots, run_data, run_facts, status
 
 
@@ -139,6 +140,21 @@ def test_a_run_whose_process_was_killed_is_not_running(client, root):
     third = of(client, "third")
     assert (third["state"], third["detail"]) == ("crashed", status.KILLED)
     assert run.lock_file.read_text(encoding="utf-8")  # its holder could not tidy up
+
+
+@pytest.mark.parametrize(
+    ("reason", "state", "detail"),
+    [
+        ("finished", "finished", ""),
+        ("signal", "stopped", "asked to stop; its work is saved"),
+        ("storage", "stopped", "its storage gave no clip; its work is saved"),
+    ],
+)
+def test_a_run_that_ended_tells_whether_it_is_to_go_on(root, tmp_path, reason, state, detail):
+    shutil.copytree(root / "runs" / "first", tmp_path / "ended")
+    EventLog(tmp_path / "ended" / "events.jsonl").write("stop", step=120, reason=reason)
+    told = of(page_client.client(tmp_path), "ended")
+    assert (told["state"], told["detail"]) == (state, detail)
 
 
 def test_a_list_of_many_runs_reads_what_is_new_and_tells_no_state_of_a_part(root, tmp_path, monkeypatch):

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import gzip
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import tiny_recipe
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reelworks.data.distributed.mesh import World
 from reelworks.data.run.folder import RunFolder
+from reelworks.training.loop import trainer
+from reelworks.training.loop.request import TrainRequest
 from reelworks.training.observers import trace_gaps
 from reelworks.training.observers.observer import Training
 from reelworks.training.observers.profile import StepProfiler
+from reelworks.training.recipe import recipe_file
 
 
 def kernel(begin: float, end: float, name: str = "kernel", category: str = "kernel") -> dict[str, Any]:
@@ -55,6 +60,28 @@ def test_a_resume_within_the_steps_to_trace_traces_the_rest_of_them(tmp_path: Pa
         profiler.after_step(cast(Any, SimpleNamespace(number=step)))
     assert told == [("profile", 3, 4)]
     assert [file.name for file in run.profiles_folder.iterdir()] == ["steps-3-4.json.gz"]
+
+
+@pytest.mark.parametrize(("steps", "traces"), [("1:2", False), ("2:3", True), ("5:9", True), ("6:9", False)])
+def test_steps_to_trace_of_which_a_start_trains_none_are_told(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    steps: str,
+    traces: bool,
+) -> None:
+    """As one that goes on from step 2 to step 5."""
+    end: Any = trainer.StageEnd(cast(Any, SimpleNamespace(global_step=5)), "finished", [])
+    for owner, name, result in (
+        (trainer.resume, "pick", SimpleNamespace(step=2)),
+        (trainer.start, "require_possible", None),
+        (trainer.open_run, "lock_folder", nullcontext()),
+        (trainer, "_train_stage", end),
+    ):
+        monkeypatch.setattr(owner, name, lambda *_, result=result, **__: result)
+    recipe = recipe_file.parse(tiny_recipe.least(output=str(tmp_path / "run")))
+    assert trainer.run(recipe, TrainRequest(profile=steps)) == 0
+    assert ("has traced nothing" in capsys.readouterr().out) != traces
 
 
 def test_half_a_trace_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -233,6 +233,8 @@ def test_metrics_of_previews_that_a_signal_left_no_time_for_reach_the_checkpoint
     written.unlink()
     shown.begin(Pause(replace(begins(data), global_step=2), None, lambda: False))
     assert made[1:] == [(2, True, False)], "what is measured is not drawn twice into the curves"
+    shown.begin(Pause(replace(begins(data), global_step=3), None, lambda: False))
+    assert made[2:] == [], "none were due at this step"
 
 
 def test_a_checkpoint_that_has_metrics_of_previews_alone_is_validated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import torch
 from examples import training_example
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from reelworks.core.errors import UserError
 from reelworks.data.buckets import table
 from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig
 from reelworks.data.distributed.mesh import World
@@ -33,7 +34,7 @@ from reelworks.training.step.nonfinite import NonFiniteCause, NonFiniteSource, n
 from reelworks.training.step.optimizers import ShardedOptimizer
 from reelworks.training.step.spikes import SpikeGroup
 from reelworks.training.step.state import TrainState
-from reelworks.training.step.step_sums import StepFlags
+from reelworks.training.step.step_sums import StepFlags, StepSums
 from reelworks.training.step.train_step import StepResult, TrainStep
 
 QUIET = StepFlags(stop=False, save=False, writing=False)
@@ -322,6 +323,22 @@ def test_a_step_without_a_clip_is_skipped(stepper):
     result = run_step(s, [batch], flags=QUIET._replace(stop=True))
     assert (result.applied, result.clips, result.failed, result.flags.stop) == (False, 0, 2, True)
     assert result.why_not == "no clip could be decoded"
+
+
+@pytest.mark.parametrize("is_here", [False, True])
+def test_a_step_that_a_rank_cannot_take_is_taken_by_none(stepper, monkeypatch, is_here):
+    """Whether this rank or another one has no clips, for a reason that is not theirs."""
+    s, reason = stepper(), UserError("gives no clip", code="storage-away", remedy="restore it")
+    before = {name: p.detach().clone() for name, p in s.state.module.named_parameters()}
+    sum_up = StepSums.over_ranks
+    monkeypatch.setattr(
+        StepSums,
+        "over_ranks",
+        lambda sums, world, clips, flags: sum_up(sums, world, clips, flags._replace(stuck=flags.stuck or not is_here)),
+    )
+    result = run_step(s, [replace(micro_batch(s, 0, [1, 2]), stops=reason if is_here else None)])
+    assert (result.flags.stuck, result.applied, result.stops) == (True, False, reason if is_here else None)
+    assert all(torch.equal(before[name], p) for name, p in s.state.module.named_parameters())
 
 
 def test_a_step_whose_masks_show_what_is_given_is_skipped_for_that_reason(stepper):
