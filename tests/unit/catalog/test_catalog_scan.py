@@ -24,6 +24,7 @@ from reelworks.data.catalog.scan import examine, journal, listing, scan
 from reelworks.data.catalog.scan.scan import ScanProgress, ScanResult, scan_sources
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.media import probe
+from reelworks.data.media.location import Location
 from reelworks.data.run.folder import RunFolder
 
 
@@ -308,12 +309,14 @@ def test_scans_after_a_crash_name_the_file_and_find_all_others(
         run(data, target.with_name("another"))
 
 
-def test_a_large_file_has_more_time() -> None:
+def test_a_large_file_has_more_time_and_one_beside_others_in_a_storage_that_of_its_silence() -> None:
     film = examine.FileRequest(Path("x.mp4"), 0, True, "", size_bytes=10**9)
+    far = film._replace(file=Location("s3://bucket/x.mp4", "x.mp4"))
     assert examine.most_seconds([]) == 120.0
     assert examine.most_seconds([[film]]) == 4120.0
     assert examine.most_seconds([[film], [film._replace(open=False)]]) == 4120.0
     assert examine.most_seconds([[film, film._replace(cut="scenes")]]) == 44120.0
+    assert [examine.most_seconds(files) for files in ([[far]], [[film], [far]])] == [4600.0, 8600.0]
 
 
 @pytest.mark.slow
@@ -429,9 +432,12 @@ class _Stale:
 def test_a_name_that_cannot_be_looked_up_keeps_its_clips(
     data: Path, target: Path, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is tried again; if it stays so, a clip's row stays, and what may be a folder is refused."""
-    assert counts(run(data, target)) == (4, 0, 0, 0)
-    before, inside, times = Catalog.open(target).live().to_table(), listing._inside, {"a.png": 3, "sub": 3}
+    """It is tried again; if it stays so, a clip's row stays, and what may be a folder is refused, which no archive is."""
+    with tarfile.open(data / "b.tar", "w") as archive:
+        archive.add(data / "a.png", "in it.png")
+    assert counts(run(data, target)) == (5, 0, 0, 0)
+    before, inside = Catalog.open(target).live().to_table(), listing._inside
+    times = {"a.png": 3, "b.tar": 99, "sub": 3}
 
     def stale(folder: Path) -> tuple[os.stat_result, list[Any]]:
         status, entries = inside(folder)
@@ -439,10 +445,10 @@ def test_a_name_that_cannot_be_looked_up_keeps_its_clips(
 
     monkeypatch.setattr(listing, "_inside", stale)
     monkeypatch.setattr(retry, "WAITS_SECONDS", (0.0,) * 3)
-    assert counts(run(data, target)) == (0, 0, 4, 0)
+    assert counts(run(data, target)) == (0, 0, 5, 0)
     times["a.png"] = 99
     result = run(data, target)
-    assert (counts(result), len(result.bad_files)) == ((0, 0, 4, 0), 1)
+    assert (counts(result), len(result.bad_files)) == ((0, 0, 5, 0), 1)
     assert any(f"a.png: cannot be read now: {os.strerror(code)}" in note for note in result.notes)
     times["sub"] = 99
     with refused("folder-unreadable", says=os.strerror(code)):

@@ -349,7 +349,7 @@ def test_a_storage_that_is_away_again_is_waited_for_as_long_again(
     for file in rights.files:
         waiting.ask(file)
     for refuses in (True, False, True):
-        rights.refused = lambda path, refuses=refuses: refuses  # type: ignore[misc]
+        rights.refused = lambda path, refuses=refuses: refuses
         assert waiting.wait(rights.files[0], "refused") != refuses
         now[0] += 50
     with refused("storage-away"):

@@ -104,6 +104,7 @@ def test_a_process_that_vanished_has_failed(tmp_path):
             "killed by SIGKILL: often the memory was full",
         ),
         (-11, "warning: clips are slow", "killed by SIGSEGV"),
+        (-1, "warning: clips are slow", "killed by SIGHUP"),
         (None, "warning: clips are slow", "killed, or its machine was lost"),
         (1, "Traceback (most recent call last):\n  File x\nValueError: no such x", "ValueError: no such x"),
         (2, "warning: clips are slow\nerror: a\nremedy: b", "error: a\nremedy: b"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import small_disks
@@ -17,6 +18,7 @@ from reelworks.core.errors import UserError
 from reelworks.core.file_cache import FileCache
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.scan.scan import scan_sources
+from reelworks.training.observers import trackers
 from reelworks.training.observers.trackers import TensorBoard
 
 
@@ -46,6 +48,26 @@ def test_curves_wait_for_a_full_disk(tmp_path: Path) -> None:
     curves = EventAccumulator(str(tmp_path / "t"))
     curves.Reload()
     assert [(value.step, value.value) for value in curves.Scalars("loss")] == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_a_full_disk_is_told_once_and_tried_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk that hangs before it fails would slow down each step."""
+    now, tried, disk = [1e9], set[float](), Disk()
+
+    def full(call: str, path: Path) -> None:
+        tried.add(now[0])
+        disk(call, path)
+
+    monkeypatch.setattr(trackers, "time", SimpleNamespace(time=lambda: now[0]))
+    with storage.guarded(full):
+        board = TensorBoard(tmp_path / "t", 0)
+        for step in range(25):
+            board.log(step, {"loss": 1.0})
+            now[0] += 1
+    assert sorted(tried) == [1e9, 1e9 + 10, 1e9 + 20]
+    assert len(caplog.messages) == 1
 
 
 def test_curves_of_starts_that_are_killed_have_each_step_once(tmp_path: Path) -> None:

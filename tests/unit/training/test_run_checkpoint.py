@@ -69,6 +69,19 @@ def begun(tmp_path: Path) -> Iterator[Callable[..., Any]]:
         yield begin
 
 
+@pytest.mark.parametrize(
+    ("grace", "wait", "is_told"), [(1e-6, 0.0, True), (60.0, 61.0, True), (3600.0, 61.0, False), ("none", 1e9, False)]
+)
+def test_a_signal_that_leaves_no_time_for_a_step_and_a_save_is_told(
+    begun: Any, caplog: pytest.LogCaptureFixture, grace: float | str, wait: float, is_told: bool
+) -> None:
+    one = begun(grace_seconds=grace, asynchronous=False)
+    done = replace(one.position, global_step=1)
+    one.manager.after_step(done, {}, QUIET._replace(save=True), wait)
+    assert one.manager.saved_step == 1
+    assert ("may be killed before it has saved" in caplog.text) == is_told
+
+
 def test_all_that_was_saved_of_a_run_is_restored(begun: Any) -> None:
     one = begun()
     aliases = Aliases(np.array([1, 2]), np.array([7, 2**64 - 1], dtype=np.uint64))
