@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import io
+import itertools
 import os
 import re
 import tarfile
@@ -324,11 +325,17 @@ def test_a_web_server_gives_the_files_of_a_list(files: Path, cache: Path, tmp_pa
     assert errors == {"clip 2.mp4": (6, None), "sub/e.png": (1, None), "none.mp4": (0, "no such file")}
 
 
+_any = itertools.count()
+_CHANGED = "the file has changed since it was scanned; scan again"
+
+
 class _Faulty(_Quiet):
     """Serves ranges and hashes, and does what `fault` says."""
 
-    fault = ""  # a status, for the files that `only` names; "cut", "whole" in place of a range
+    # A status, for the files that `only` names; "cut"; of a range, what is "whole" or "shifted"; "no hash", or "any hash".
+    fault = ""
     only = ""
+    has_time = False
     times = 1 << 30  # that the fault is still to happen
 
     def do_GET(self) -> None:
@@ -346,10 +353,18 @@ class _Faulty(_Quiet):
         span = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if fault.isdigit():
             status, data = int(fault), b""
-        elif span and fault != "whole":
-            status, data = 206, data[int(span[1]) : int(span[2]) + 1]
+        told = "" if fault == "no hash" else str(next(_any) if fault == "any hash" else zlib.crc32(data))
+        if span and fault != "whole" and status == 200:
+            first, last = (int(end) + 512 * (fault == "shifted") for end in span.groups())
+            where = f"bytes {first}-{min(last, len(data) - 1)}/{len(data)}"
+            status, data = 206, data[first : last + 1]
         self.send_response(status)
-        self.send_header("ETag", str(zlib.crc32(data if status == 200 else b"")))
+        if status == 206:
+            self.send_header("Content-Range", where)
+        if told:
+            self.send_header("ETag", told)
+        if cls.has_time and file.is_file():
+            self.send_header("Last-Modified", self.date_time_string(file.stat().st_mtime))
         if not (has_body and fault == "cut"):
             self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -394,6 +409,29 @@ def test_bytes_that_are_not_all_or_not_those_of_the_range_are_no_clip(
         else:
             faulty.fault = ""
         assert _scan_list(root, names, tmp_path) == {name: (8 + int(name[-4]), None) for name in names}
+
+
+def test_a_range_that_begins_elsewhere_than_was_asked_for_is_no_clip(
+    faulty: type[_Faulty], cache: Path, tmp_path: Path
+) -> None:
+    """Though it is of the same length, and a picture of the same size."""
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.USTAR_FORMAT) as archive:
+        for grey in range(2):
+            Image.new("RGB", (16, 16), (grey,) * 3).save(tmp_path / "one.bmp")
+            archive.add(tmp_path / "one.bmp", f"{grey}.bmp")
+    with web_server(tmp_path, faulty) as root:
+        _scan_list(root, ["a.tar/0.bmp", "a.tar/1.bmp"], tmp_path)
+        rows = Catalog.open(tmp_path / "some").live()
+        _empty(cache)
+        faulty.fault = "shifted"
+        assert all("the server sent 'bytes" in str(found) for found in _trained(rows).values())
+        faulty.times = 1  # then the server is well again
+        assert _trained(rows) == {"a.tar/0.bmp": 0, "a.tar/1.bmp": 1}
+
+
+def _empty(cache: Path) -> None:
+    for copy in cache.glob("*/*"):
+        copy.unlink()
 
 
 def test_a_storage_that_does_not_answer_has_not_lost_its_files(
@@ -505,8 +543,19 @@ def _greys(path: str, catalog: Path) -> dict[str, tuple[str | None, int]]:
     """Return caption and grey of each picture that was scanned."""
     scan_sources([Source.from_path(path, "d")], catalog, workers=1)
     rows = Catalog.open(catalog).live()
-    greys = [int(load(Request(rows.file(i), True, Shape(1, 16, 16))).mean()) for i in range(len(rows))]
-    return dict(zip(rows.path.to_pylist(), zip(rows.caption.to_pylist(), greys, strict=True), strict=True))
+    captions = dict(zip(rows.path.to_pylist(), rows.caption.to_pylist(), strict=True))
+    return {path: (captions[path], grey) for path, grey in _trained(rows).items()}
+
+
+def _trained(rows: CatalogRows) -> dict[str, Any]:
+    """Return the grey of each picture as it is read now, or why it is not."""
+    found = dict[str, Any]()
+    for i, path in enumerate(rows.path.to_pylist()):
+        try:
+            found[path] = int(load(Request(rows.file(i), True, Shape(1, 16, 16))).mean())
+        except MediaError as error:
+            found[path] = str(error)
+    return found
 
 
 def test_what_changes_on_a_web_server_without_hashes_is_read_anew(cache: Path, tmp_path: Path) -> None:

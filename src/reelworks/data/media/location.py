@@ -117,7 +117,8 @@ def _limits(protocol: str) -> dict[str, Any]:
         from aiohttp import ClientTimeout
 
         timeout = ClientTimeout(total=None, sock_connect=_SILENT_SECONDS, sock_read=_SILENT_SECONDS)
-        return {"client_kwargs": {"timeout": timeout} | conf.get(protocol, {}).get("client_kwargs", {})}
+        ours = {"timeout": timeout, "raise_for_status": _require_range}
+        return {"client_kwargs": ours | conf.get(protocol, {}).get("client_kwargs", {})}
     return {}
 
 
@@ -130,6 +131,15 @@ def _parted(url: str) -> tuple[str, str]:
     """Return the first address of a chain, and what follows it, with its "::"; "" for an address that is none."""
     chain = _CHAIN.match(url)
     return (url[: chain.end() - 2], url[chain.end() - 2 :]) if chain else (url, "")
+async def _require_range(answer: Any) -> None:
+    """Refuse a part of a file that begins elsewhere than was asked for, as of a cache that takes ranges for one another."""
+    asked, sent = answer.request_info.headers.get("Range", ""), answer.headers.get("Content-Range", "")
+    first, begins = (re.findall(r"\d+", span)[:1] for span in (asked, sent))
+    if answer.status == 206 and sent and first != begins:
+        answer.close()
+        raise OSError(errno.EIO, f"the server sent {sent!r} where {asked!r} was asked for")
+
+
 
 
 def address(root: str, path: str) -> str:
