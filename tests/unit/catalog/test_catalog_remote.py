@@ -7,6 +7,7 @@ import io
 import itertools
 import os
 import re
+import stat
 import tarfile
 import threading
 import time
@@ -537,6 +538,53 @@ def test_clips_in_a_zip_in_a_storage_are_those_of_a_folder(cache: Path, tmp_path
     assert found == {name: (name, grey) for grey, name in enumerate(names)}
     with refused("storage-unreadable"):
         list_address("d", "zip://clips::memory://zipped/none.zip")
+
+
+def _zipped(path: Path, greys: dict[str, int]) -> str:
+    """Pack pictures of one size with their greys as captions; return the address of a folder in the zip."""
+    with zipfile.ZipFile(path, "w") as packed:
+        for name, grey in greys.items():
+            Image.new("RGB", (16, 16), (grey,) * 3).save(made := io.BytesIO(), "bmp")
+            packed.writestr(name, made.getvalue())
+            if name != "of.bmp":  # whose caption is a link
+                packed.writestr(f"{name[:-4]}.txt", str(grey))
+    return f"zip://{{}}::{path}"
+
+
+@pytest.mark.parametrize("top", ["zip://::{}", "zip:///::{}", "memory://", "memory:///"])
+def test_files_at_the_top_of_a_storage_are_read(
+    top: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    _zipped(tmp_path / "a.zip", {"0.bmp": 7, "sub/1.bmp": 8})
+    with zipfile.ZipFile(tmp_path / "a.zip") as packed:
+        for name in packed.namelist():
+            MemoryFileSystem().pipe_file(f"/{name}", packed.read(name))
+    found = _greys(top.format(tmp_path / "a.zip"), tmp_path / "catalog")
+    assert found == {"0.bmp": ("7", 7), "sub/1.bmp": ("8", 8)}
+
+
+def test_members_of_a_zip_that_cannot_be_read_are_told_as_such(cache: Path, tmp_path: Path) -> None:
+    """They are not the storage's fault, for which they would be asked for again; links are told as those of other archives."""
+    url = _zipped(tmp_path / "a.zip", {"good.bmp": 1, "damaged.bmp": 2, "encrypted.bmp": 3, "of.bmp": 4})
+    with zipfile.ZipFile(tmp_path / "a.zip", "a") as packed:
+        for name in ("of.txt", "link.bmp"):
+            link = zipfile.ZipInfo(name)
+            link.create_system, link.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+            packed.writestr(link, "good.txt")
+        where = packed.getinfo("damaged.bmp").header_offset
+    content = bytearray((tmp_path / "a.zip").read_bytes())
+    content[where + 200] ^= 1
+    content[content.rindex(b"encrypted.bmp") - 46 + 8] |= 1  # a flag in the directory at the end
+    (tmp_path / "a.zip").write_bytes(content)
+    _, rows = scan(url.format(""), tmp_path / "catalog")
+    assert {row["path"]: row["error"] for row in rows.to_table().to_pylist()} == {
+        "good.bmp": None,
+        "damaged.bmp": "cannot be read: damaged, or packed in a way that is not read: Bad CRC-32 for file 'damaged.bmp'",
+        "encrypted.bmp": "encrypted in the archive",
+        "of.bmp": "its caption is not a regular file in the archive",
+        "link.bmp": "not a regular file in the archive",
+    }
 
 
 def _greys(path: str, catalog: Path) -> dict[str, tuple[str | None, int]]:

@@ -42,7 +42,7 @@ class Source:
     @classmethod
     def from_path(cls, path: str | Path, name: str | None = None, root: str | Path | None = None) -> Source:
         """Make a source from the values of a recipe or command line; `DatasetConfig` has their meanings."""
-        url = str(path).rstrip("/") if location.is_url(str(path)) else ""
+        url = location.trimmed(str(path)) if location.is_url(str(path)) else ""
         folder, _, last = url.rpartition("/")
         is_list, file = formats.is_list(last or path), Path(path)
         name = name or (formats.list_stem(last or file.name) if is_list else last or file.resolve().name)
@@ -53,7 +53,7 @@ class Source:
             )
         if not is_list:
             return cls(name, Path() if url else file, url=url or None)
-        address = str(root).rstrip("/") if root is not None and (url or location.is_url(str(root))) else folder
+        address = location.trimmed(str(root)) if root is not None and (url or location.is_url(str(root))) else folder
         place = Path() if url else file.parent if address or root is None else Path(root)
         return cls(name, place, Location(str(path), last) if url else file, address or None)
 

@@ -16,6 +16,8 @@ import os
 import re
 import urllib.parse
 from collections.abc import Callable, Iterator
+import zipfile
+import zlib
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
@@ -50,8 +52,10 @@ _TIMES = (
     *("LastModified", "last_modified", "Last-Modified", "mtime", "updated", "modified", "modify", "modificationTime"),
     *("last_write_time", "created"),
 )
-# Those that tell of one file by one request; others list the whole folder for it.
-_TELL_OF_ONE = frozenset(("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"))
+# Those that tell of one file by one request, or none; others list the whole folder for it.
+_TELL_OF_ONE = frozenset(("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory", "zip"))
+# What is raised of files that are packed in another one.
+_NOT_UNPACKED = (zipfile.BadZipFile, zlib.error, NotImplementedError)
 
 
 class ChangedError(OSError):
@@ -70,6 +74,7 @@ def filesystem(url: str) -> tuple[Any, str]:
         UserError: fsspec does not know the protocol, or its library is not installed.
     """
     import fsspec  # slow to import, and only remote files need it
+        OSError: The zip that the files are in is damaged.
     from fsspec.core import url_to_fs
     from fsspec.utils import get_protocol
 
@@ -96,6 +101,8 @@ def filesystem(url: str) -> tuple[Any, str]:
         ) from error
     except ValueError as error:
         raise UserError(
+    except _NOT_UNPACKED as error:
+        raise _meant(error) from error
             f"not an address that fsspec knows ({error})",
             code="storage-address-invalid",
             field="dataset.path",
@@ -144,8 +151,12 @@ async def _require_range(answer: Any) -> None:
 
 def address(root: str, path: str) -> str:
     """Return the address of a file by its path below another; in those of the web and in chains, signs of a name are encoded."""
+def trimmed(folder: str) -> str:
+    """Return an address, or a path in a storage, without slashes at its end, but for those that its protocol ends with."""
+    return re.sub(r"(?<![:/])/+$", "", folder)
     first, outer = _parted(root)
-    return f"{first.rstrip('/')}/{urllib.parse.quote(path) if outer or is_web(root) else path}{outer}"
+    folder, name = trimmed(first), urllib.parse.quote(path) if outer or is_web(root) else path
+    return f"{folder}{'' if folder.endswith('/') else '/'}{name}{outer}"
 
 
 @contextlib.contextmanager
@@ -182,6 +193,8 @@ def _meant(error: Exception) -> OSError:
     # S3's errors have an errno that says less: an expired token is EINVAL, as a range that the file does not have.
     refused = 300 <= status < 500 and status not in (*_BUSY, _NO_RANGE)
     if refused or (isinstance(error, PermissionError) and told is None):
+    if isinstance(error, _NOT_UNPACKED):
+        return OSError(errno.EINVAL, f"damaged, or packed in a way that is not read: {error}")
         return PermissionError(errno.EACCES, f"the storage refuses it: {getattr(error, 'strerror', None) or error}")
     if told is not None:
         return told
@@ -234,8 +247,8 @@ class Location:
         """Return the location of a file beside it, as `Path.with_name`."""
         assert self.start is None
         file, outer = _parted(self.file)
-        folder, inside = (path[: path.rfind("/")] for path in (file, "/" + self.name))
-        return Location(address(folder + outer, name), f"{inside}/{name}"[1:])
+        folder, inside = (path[: path.rfind("/") + 1] for path in (file, self.name))
+        return Location(address(folder + outer, name), inside + name)
 
 
 MediaPath = Path | Location

@@ -28,6 +28,7 @@ from reelworks.data.catalog.scan.source_files import NO_FILE, SourceFile
 from reelworks.data.media import formats, location
 
 SUFFIXES = (*caption_names.SUFFIXES, ".json")
+NOT_REGULAR = "not a regular file in the archive"
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zX", b"\x28\xb5\x2f\xfd")  # beginnings of gzip, bzip2, xz and zstd
 _MOST_OF_HEADER = 1 << 20  # bytes of a long name, or of the attributes of one member
 
@@ -188,12 +189,12 @@ def _member(name: str, member: MemberHeader, captions: dict[str, _Captions]) -> 
     if formats.kind_of(name) is None and not formats.is_sound(name):
         return SourceFile(name, problem=formats.why_not_read(name))
     if member.kind != "file":
-        return SourceFile(name, problem="not a regular file in the archive")
+        return SourceFile(name, problem=NOT_REGULAR)
     if formats.is_sound(name):
         return SourceFile(name, member.size, 0, formats.why_not_read(name), member.start)
     found = captions[posixpath.dirname(name)].files_of(posixpath.basename(name))
     if any(isinstance(one, Range) and one.start < 0 for one in (*found.read, *found.rivals)):
-        return SourceFile(name, problem="its caption is not a regular file in the archive")
+        return SourceFile(name, problem=f"its caption is {NOT_REGULAR}")
     return SourceFile(name, member.size, start=member.start, captions=found)
 
 

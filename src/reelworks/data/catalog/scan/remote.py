@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import posixpath
-import zipfile
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from reelworks.core import digests, retry, user_files
 from reelworks.core.errors import UserError
-from reelworks.data.catalog.scan import archive
+from reelworks.data.catalog.scan import archive, caption_names
 from reelworks.data.catalog.scan.caption_names import SUFFIXES, CaptionNames
 from reelworks.data.catalog.scan.source_files import (
     NO_FILE,
@@ -74,7 +74,7 @@ class _Storage:
         self._name, self.url = name, url
         try:
             self._fs, self._root = location.filesystem(url)
-        except (OSError, zipfile.BadZipFile) as error:
+        except OSError as error:
             raise self._away(error) from error
         self._asked = retry.Asked()
         self._answered: Callable[[], dict[str, Any]] | None = None  # the last question for a file that had an answer
@@ -183,8 +183,19 @@ def _file(storage: _Storage, path: str, names: CaptionNames) -> SourceFile:
         return SourceFile(path, problem=NO_FILE)
     except OSError as error:
         return SourceFile(path, problem=location.problem(error))
-    size = int(info.get("size") or 0)
-    return SourceFile(path, size, location.version_of(info), problem, captions=names.files_of(path))
+    captions, (folder, name) = names.files_of(path), posixpath.split(path)
+    problem = problem or _why_not_in_zip(info)
+    for end in captions.read:
+        beside = (storage.listed or {}).get(posixpath.join(folder, caption_names.name_of(str(end), name)), {})
+        problem = problem or ((why := _why_not_in_zip(beside)) and f"its caption is {why}")
+    return SourceFile(path, int(info.get("size") or 0), location.version_of(info), problem, captions=captions)
+
+
+def _why_not_in_zip(info: dict[str, Any]) -> str | None:
+    """Return why a member of a zip is not read; None if it is, and for files that are in none."""
+    if stat.S_ISLNK(info.get("external_attr", 0) >> 16):
+        return archive.NOT_REGULAR
+    return "encrypted in the archive" if info.get("flag_bits", 0) & 1 else None
 
 
 def look_up(name: str, url: str, paths: Sequence[str]) -> list[SourceFile]:
