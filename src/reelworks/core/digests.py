@@ -68,14 +68,15 @@ def digest_parts(arrays: Mapping[str, ArrayParts]) -> str:
     return h.hexdigest()
 
 
-def fingerprint(f: io.BufferedReader, size: int, version: int | None) -> str:
-    """Return the size and a digest of an open file of `size` bytes, by which a changed file is recognised.
+def fingerprint(f: io.BufferedReader, version: int | None) -> str:
+    """Return the size and a digest of an open file, by which a changed file is recognised.
 
     Files up to 64 MiB are read completely; of larger ones 64 evenly spread blocks of 1 MiB, including the first
     and the last, so that a long film takes no more time than a short clip. Equal blocks do not make films equal, so that
     their `version`, such as the time of change, stands in the text too if there is one.
     """
-    h = hashlib.blake2b(digest_size=16)
+    h, size = hashlib.blake2b(digest_size=16), f.seek(0, io.SEEK_END)
+    f.seek(0)
     if size <= FULL_READ_LIMIT_BYTES:
         hashlib.file_digest(f, lambda: h)
         return f"{size:x}-{h.hexdigest()}"
@@ -89,6 +90,11 @@ def fingerprint(f: io.BufferedReader, size: int, version: int | None) -> str:
 NO_CONTENT = np.uint64(0)
 # Of the digest in a fingerprint, of which two words tell contents apart as well as 64 bits can.
 _DIGITS, _WORD_BYTES = 32, 8
+
+
+def of_content(fingerprint: str) -> str:
+    """Return a fingerprint, or "" for the text that stands for one where the content was not read, see `content_keys`."""
+    return fingerprint if fingerprint[-_DIGITS - 1 : -_DIGITS] == "-" else ""
 
 
 def content_keys(fingerprints: Any) -> U64:

@@ -430,9 +430,55 @@ def test_a_range_that_begins_elsewhere_than_was_asked_for_is_no_clip(
         assert _trained(rows) == {"a.tar/0.bmp": 0, "a.tar/1.bmp": 1}
 
 
+def _write_greys(folder: Path, *greys: int) -> dict[str, tuple[str | None, int]]:
+    """Write pictures of one size, whatever their grey, and a list of both; return what `_greys` shall find."""
+    folder.mkdir(exist_ok=True)
+    for i, grey in enumerate(greys):
+        Image.new("RGB", (16, 16), (grey,) * 3).save(folder / f"{i}.bmp")
+    (folder / "list.csv").write_text("path,text\n" + "".join(f"{i}.bmp,{grey}\n" for i, grey in enumerate(greys)))
+    return {f"{i}.bmp": (str(grey), grey) for i, grey in enumerate(greys)}
+
+
 def _empty(cache: Path) -> None:
     for copy in cache.glob("*/*"):
         copy.unlink()
+
+
+def test_where_neither_hash_nor_time_is_told_nothing_is_taken_for_unchanged(
+    faulty: type[_Faulty], cache: Path, tmp_path: Path
+) -> None:
+    """What was scanned is what is trained, as its content tells, for which it is not asked for once more."""
+    faulty.fault = "no hash"
+    with web_server(tmp_path / "web", faulty) as root:
+        for greys in ((1, 2), (2, 1), (2, 1)):
+            wanted = _write_greys(tmp_path / "web", *greys)
+            assert _greys(f"{root}/list.csv", tmp_path / "catalog") == wanted
+        result, rows = scan(f"{root}/list.csv", tmp_path / "catalog")
+        asked = faulty.times
+        assert (result.unchanged, result.changed) == (2, 0)
+        assert _trained(rows) == {"0.bmp": 2, "1.bmp": 1}
+        assert faulty.times == asked
+        _empty(cache)
+        _write_greys(tmp_path / "web", 2, 3)
+        assert _trained(rows) == {"0.bmp": 2, "1.bmp": _CHANGED}
+
+
+@pytest.mark.parametrize("has_time", [True, False])
+def test_a_hash_that_is_another_at_each_answer_is_no_change(
+    has_time: bool, faulty: type[_Faulty], cache: Path, tmp_path: Path
+) -> None:
+    """As those that several servers of one name make; where no time is told, known clips keep their rows."""
+    faulty.has_time, faulty.only = has_time, "bmp"
+    wanted = _write_greys(tmp_path / "web", 1, 2)
+    with web_server(tmp_path / "web", faulty) as root:
+        assert _greys(f"{root}/list.csv", tmp_path / "catalog") == wanted
+        faulty.fault = "any hash"
+        _empty(cache)
+        result, rows = scan(f"{root}/list.csv", tmp_path / "catalog")
+        assert (result.unchanged, result.bad) == (2, 0)
+        assert _trained(rows) == {"0.bmp": 1, "1.bmp": 2}
+        if has_time:
+            assert _greys(f"{root}/list.csv", tmp_path / "anew") == wanted
 
 
 def test_a_storage_that_does_not_answer_has_not_lost_its_files(
@@ -549,6 +595,17 @@ def _zipped(path: Path, greys: dict[str, int]) -> str:
             if name != "of.bmp":  # whose caption is a link
                 packed.writestr(f"{name[:-4]}.txt", str(grey))
     return f"zip://{{}}::{path}"
+
+
+def test_a_zip_that_is_packed_anew_is_read_anew(cache: Path, tmp_path: Path) -> None:
+    """Its members have checksums; also one that was replaced after the scan is not taken for the one scanned."""
+    for order in ((1, 2), (2, 1)):
+        url = _zipped(tmp_path / "a.zip", {f"clips/{i}.bmp": grey for i, grey in enumerate(order)}).format("clips")
+        assert _greys(url, tmp_path / "catalog") == {f"{i}.bmp": (str(g), g) for i, g in enumerate(order)}
+    _, rows = scan(url, tmp_path / "catalog")
+    _empty(cache)
+    _zipped(tmp_path / "a.zip", {"clips/0.bmp": 1, "clips/1.bmp": 1})
+    assert _trained(rows) == {"0.bmp": _CHANGED, "1.bmp": 1}
 
 
 @pytest.mark.parametrize("top", ["zip://::{}", "zip:///::{}", "memory://", "memory:///"])

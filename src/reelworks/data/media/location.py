@@ -14,10 +14,11 @@ import hashlib
 import io
 import os
 import re
+import time
 import urllib.parse
-from collections.abc import Callable, Iterator
 import zipfile
 import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
@@ -46,10 +47,11 @@ _SILENT_SECONDS, _LONGEST_SECONDS = 15.0, 75.0
 _PIECE_BYTES = 1 << 20
 # Of archives of large members, little more than the headers is read; small ones are not worth a request for each.
 _LEAST_AHEAD_BYTES, _MOST_AHEAD_BYTES = 1 << 18, 1 << 23
-# What storages call the hash of a file's content, and the time of its last change.
-_HASHES = ("ETag", "etag", "blob_id", "md5Hash", "md5Checksum", "oid", "sha", "Content-MD5", "Digest")
-_TIMES = (
-    *("LastModified", "last_modified", "Last-Modified", "mtime", "updated", "modified", "modify", "modificationTime"),
+# What storages call the hash of a file's content, or else the time of its last change. On the web, where the time is called
+# Last-Modified, an ETag may be of the server rather than of the file, as one of inodes, and differ between those of one name.
+_KNOWN_BY = (
+    *("Last-Modified", "ETag", "etag", "blob_id", "md5Hash", "md5Checksum", "oid", "sha", "Content-MD5", "Digest"),
+    *("LastModified", "last_modified", "mtime", "updated", "modified", "modify", "modificationTime"),
     *("last_write_time", "created"),
 )
 # Those that tell of one file by one request, or none; others list the whole folder for it.
@@ -72,9 +74,9 @@ def filesystem(url: str) -> tuple[Any, str]:
 
     Raises:
         UserError: fsspec does not know the protocol, or its library is not installed.
+        OSError: The zip that the files are in is damaged.
     """
     import fsspec  # slow to import, and only remote files need it
-        OSError: The zip that the files are in is damaged.
     from fsspec.core import url_to_fs
     from fsspec.utils import get_protocol
 
@@ -99,10 +101,10 @@ def filesystem(url: str) -> tuple[Any, str]:
             value=url,
             remedy=f"pip install {package}" if package else "install the library that the message names",
         ) from error
-    except ValueError as error:
-        raise UserError(
     except _NOT_UNPACKED as error:
         raise _meant(error) from error
+    except ValueError as error:
+        raise UserError(
             f"not an address that fsspec knows ({error})",
             code="storage-address-invalid",
             field="dataset.path",
@@ -129,15 +131,6 @@ def _limits(protocol: str) -> dict[str, Any]:
     return {}
 
 
-def is_web(url: str) -> bool:
-    """Return whether an address is that of a web server, which lists no folder."""
-    return url.startswith(_WEB)
-
-
-def _parted(url: str) -> tuple[str, str]:
-    """Return the first address of a chain, and what follows it, with its "::"; "" for an address that is none."""
-    chain = _CHAIN.match(url)
-    return (url[: chain.end() - 2], url[chain.end() - 2 :]) if chain else (url, "")
 async def _require_range(answer: Any) -> None:
     """Refuse a part of a file that begins elsewhere than was asked for, as of a cache that takes ranges for one another."""
     asked, sent = answer.request_info.headers.get("Range", ""), answer.headers.get("Content-Range", "")
@@ -147,13 +140,24 @@ async def _require_range(answer: Any) -> None:
         raise OSError(errno.EIO, f"the server sent {sent!r} where {asked!r} was asked for")
 
 
+def is_web(url: str) -> bool:
+    """Return whether an address is that of a web server, which lists no folder."""
+    return url.startswith(_WEB)
+
+
+def _parted(url: str) -> tuple[str, str]:
+    """Return the first address of a chain, and what follows it, with its "::"; "" for an address that is none."""
+    chain = _CHAIN.match(url)
+    return (url[: chain.end() - 2], url[chain.end() - 2 :]) if chain else (url, "")
+
+
+def trimmed(folder: str) -> str:
+    """Return an address, or a path in a storage, without slashes at its end, but for those that its protocol ends with."""
+    return re.sub(r"(?<![:/])/+$", "", folder)
 
 
 def address(root: str, path: str) -> str:
     """Return the address of a file by its path below another; in those of the web and in chains, signs of a name are encoded."""
-def trimmed(folder: str) -> str:
-    """Return an address, or a path in a storage, without slashes at its end, but for those that its protocol ends with."""
-    return re.sub(r"(?<![:/])/+$", "", folder)
     first, outer = _parted(root)
     folder, name = trimmed(first), urllib.parse.quote(path) if outer or is_web(root) else path
     return f"{folder}{'' if folder.endswith('/') else '/'}{name}{outer}"
@@ -189,12 +193,12 @@ def _meant(error: Exception) -> OSError:
     status = _status(error) or _status(error.__cause__)
     if isinstance(error, FileNotFoundError) or status in (404, 410):
         return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    if isinstance(error, _NOT_UNPACKED):
+        return OSError(errno.EINVAL, f"damaged, or packed in a way that is not read: {error}")
     told = error if isinstance(error, OSError) and error.errno in errno.errorcode else None
     # S3's errors have an errno that says less: an expired token is EINVAL, as a range that the file does not have.
     refused = 300 <= status < 500 and status not in (*_BUSY, _NO_RANGE)
     if refused or (isinstance(error, PermissionError) and told is None):
-    if isinstance(error, _NOT_UNPACKED):
-        return OSError(errno.EINVAL, f"damaged, or packed in a way that is not read: {error}")
         return PermissionError(errno.EACCES, f"the storage refuses it: {getattr(error, 'strerror', None) or error}")
     if told is not None:
         return told
@@ -202,8 +206,9 @@ def _meant(error: Exception) -> OSError:
 
 
 def problem(error: OSError) -> str:
-    """Return why a file is not read, which begins with `UNREACHED` if the reason is not the file's, but that of its storage."""
-    return f"{UNREACHED if is_of_storage(error) else 'cannot be read'}: {error.strerror or error}"
+    """Return why a file is not read, which begins with `UNREACHED` if the reason says nothing about what it is now."""
+    is_unread = isinstance(error, ChangedError) or is_of_storage(error)
+    return f"{UNREACHED if is_unread else 'cannot be read'}: {error.strerror or error}"
 
 
 def is_of_storage(error: BaseException) -> bool:
@@ -226,6 +231,7 @@ class Location:
         start: First byte of the range; None for a whole file.
         size: Bytes of the range, or of a remote file, 0 if none were told; unused for another whole file.
         version: What a remote file, and a copy of it, is known by, see `version_of`; unused for another local one.
+        content: Fingerprint of what was scanned in a remote file; "" if that is not known.
     """
 
     file: str
@@ -233,6 +239,7 @@ class Location:
     start: int | None = None
     size: int = 0
     version: int = 0
+    content: str = ""
 
     def __str__(self) -> str:
         """Return the path with which messages name the clip."""
@@ -254,13 +261,13 @@ class Location:
 MediaPath = Path | Location
 
 
-def below(root: str, path: str, start: int, size: int, version: int) -> MediaPath:
+def below(root: str, path: str, start: int, size: int, version: int, content: str = "") -> MediaPath:
     """Return the place of a catalog's row; `start` is -1 for a file of its own."""
     if start < 0:
-        return Location(address(root, path), path, size=size, version=version) if is_url(root) else Path(root, path)
+        return Location(address(root, path), path, None, size, version, content) if is_url(root) else Path(root, path)
     *outer, innermost = archives_of(path)
     archive = next((one for one in outer if _is_file(address(root, one))), innermost)
-    return Location(address(root, archive), path[len(archive) + 1 :], start, size, version)
+    return Location(address(root, archive), path[len(archive) + 1 :], start, size, version, content)
 
 
 def _is_file(file: str) -> bool:
@@ -273,7 +280,7 @@ def _is_file(file: str) -> bool:
 
 def tells_more(fs: Any, listed: dict[str, Any]) -> bool:
     """Return whether a storage tells of one file what makes it the same one, and has not listed that."""
-    return not any(listed.get(key) for key in _HASHES + _TIMES) and _tells_of_one(fs)
+    return version_of(listed) < 0 and _tells_of_one(fs)
 
 
 def remote_info(fs: Any, path: str) -> dict[str, Any]:
@@ -298,11 +305,15 @@ def _tells_of_one(fs: Any) -> bool:
 
 
 def version_of(info: dict[str, Any]) -> int:
-    """Return what makes a remote file the same one: a number of its ETag or hash, else its time of change, 0 if none is told.
+    """Return what makes a remote file the same one: a number of its hash or time of change, negative if neither is told.
 
+    The negative one is that of the moment: whatever was listed, read or copied before is then of another version.
     Of two files of the same size, without a hash, whose times the storage rounds to the same second, it tells no difference.
     """
-    known = next((info[key] for key in _HASHES + _TIMES if info.get(key)), 0)
+    told = (info[key] for key in _KNOWN_BY if info.get(key))
+    known = (info["CRC"], info["date_time"]) if "CRC" in info else next(told, None)
+    if known is None:
+        return -time.time_ns()
     if isinstance(known, datetime):
         known = known.timestamp()
     if isinstance(known, int | float):
@@ -345,10 +356,12 @@ def _copied(file: MediaPath) -> Iterator[MediaPath]:
                 fs.get_file(path, str(target))
             else:
                 target.write_bytes(_range(file.file, file.start, size))
-        # Asked after it was read, during which it may have changed.
-        if _tells_of_one(fs) and version_of(remote_info(fs, path)) != file.version:
-            raise ChangedError("the file has changed since it was scanned; scan again")
         _require_all(target.stat().st_size, size)
+        # Asked after it was read, during which it may have changed.
+        told = version_of(remote_info(fs, path)) if _tells_of_one(fs) else -1
+        copy = Location(str(target), file.name, version=told if told >= 0 else file.version)
+        if (file.content if told < 0 else told != file.version) and fingerprint(copy) != file.content:
+            raise ChangedError("the file has changed since it was scanned; scan again")
 
     with cache().held(_copy_name(file), fetch) as copy:
         yield Location(str(copy), file.name, version=file.version)
@@ -471,13 +484,13 @@ def fingerprint(file: MediaPath) -> str:
     in_archive = isinstance(file, Location) and file.start is not None
     version = None if in_archive else file.version if isinstance(file, Location) else stamp(file)[1]
     with opened(file) as content:
-        return digests.fingerprint(content, num_bytes(file), version)
+        return digests.fingerprint(content, version)
 
 
 def is_as_scanned(file: MediaPath, size: int, then_ns: int, scanned: str) -> bool:
     """Return whether a file has the size and time of change of its scan, or else that content by its fingerprint.
 
-    A remote file is not asked: only the version that was scanned is ever read.
+    A remote file is not asked: only the version or the content that was scanned is ever read.
     """
     if is_remote(file):
         return True

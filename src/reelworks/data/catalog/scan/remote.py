@@ -105,16 +105,13 @@ class _Storage:
         """List an archive, or tell why it is not read; None if there is none."""
         try:
             info = self.info(path)
-            return self._ask(lambda: self._members(path, info, sidecars))
+            version, at = location.version_of(info), location.address(self.url, path)
+            file = Location(at, path, size=int(info.get("size") or 0), version=version)
+            return archive.members(path, version, self._ask(lambda: _headers(file)), sidecars)
         except FileNotFoundError:
             return None
         except OSError as error:
             return [SourceFile(path, problem=location.problem(error))]
-
-    def _members(self, path: str, info: dict[str, Any], sidecars: Counter[str]) -> list[SourceFile]:
-        size, version = int(info.get("size") or 0), location.version_of(info)
-        contents = _headers(Location(location.address(self.url, path), path, size=size, version=version))
-        return archive.members(path, version, contents, sidecars)
 
     def _ask(self, question: Callable[[], T]) -> T:
         try:
@@ -156,7 +153,7 @@ def _headers(file: Location) -> archive.ArchiveHeaders:
         with suppress(ValueError, TypeError):  # a copy that a power cut has damaged
             headers, damage = json.loads(kept.read_text(encoding="utf-8"))
             contents = archive.ArchiveHeaders([archive.MemberHeader(*header) for header in headers], damage)
-        if contents is None or contents.damage or not file.version:  # which may be otherwise the next time
+        if contents is None or contents.damage or file.version < 0:  # which may be otherwise the next time
             with suppress(OSError):  # somebody else reads or removes it
                 kept.unlink()
     return read() if contents is None else contents

@@ -328,8 +328,9 @@ class CatalogRows:
 
     def file(self, index: int) -> MediaPath:
         """Return the place of a row's file."""
-        numbers = (int(column[index]) for column in (self.start, self.size_bytes, self.mtime_ns))
-        return location.below(self.root[index].as_py(), self.path[index].as_py(), *numbers)
+        root, path, scanned = (texts[index].as_py() for texts in (self.root, self.path, self.fingerprint))
+        start, size, version = (int(column[index]) for column in (self.start, self.size_bytes, self.mtime_ns))
+        return location.below(root, path, start, size, version, digests.of_content(scanned))
 
     def label(self, index: int) -> str:
         """Return a row's "dataset/path", with the frames of a range: "films/a.mp4[120:240]" has frames 120 to 239."""
