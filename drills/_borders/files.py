@@ -30,7 +30,7 @@ from reelworks.core.shape import Shape
 from reelworks.data.buckets import tuned
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.loader import eligibility
-from reelworks.data.media import location
+from reelworks.data.media import storages
 from reelworks.data.media.decode import MediaError, Request, load
 from reelworks.data.schedule import cost
 from reelworks.inference.evaluate import clips, vbench
@@ -282,7 +282,7 @@ def bucket(chance: random.Random, folder: Path) -> list[str]:
 
 def _compare_bucket(data: Path, folder: Path, name: str) -> list[str]:
     os.environ["REELWORKS_CACHE"] = str(folder / "cache")
-    fs, _ = location.filesystem(f"s3://{name}")
+    fs, _ = storages.filesystem(f"s3://{name}")
     fs.mkdir(name)
     for file in sorted(data.rglob("*")):
         if file.is_file():

@@ -40,7 +40,7 @@ from reelworks.data.catalog.scan.remote import list_address, look_up
 from reelworks.data.catalog.scan.scan import ScanResult, scan_sources
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.store import Catalog
-from reelworks.data.media import location
+from reelworks.data.media import location, storages
 from reelworks.data.media.decode import MediaError, Request, load
 
 
@@ -80,7 +80,7 @@ def files(tmp_path: Path) -> Path:
 
 
 def upload(files: Path, bucket: str) -> str:
-    fs, _ = location.filesystem(f"s3://{bucket}")
+    fs, _ = storages.filesystem(f"s3://{bucket}")
     fs.mkdir(bucket)
     for file in files.rglob("*"):
         if file.is_file():
@@ -97,7 +97,7 @@ def scan(path: str | Path, catalog: Path) -> tuple[ScanResult, CatalogRows]:
 def test_a_bucket_is_a_folder(files: Path, cache: Path, tmp_path: Path) -> None:
     url = upload(files, "one")
     for marker in ("clips/", "clips/sub/", "clips/empty/", "clips/sub_$folder$"):
-        location.filesystem(url)[0].call_s3("put_object", Bucket="one", Key=marker, Body=b"")
+        storages.filesystem(url)[0].call_s3("put_object", Bucket="one", Key=marker, Body=b"")
     _, own = scan(files, tmp_path / "own")
     result, rows = scan(url, tmp_path / "remote")
     wanted, found = ({row["path"]: row for row in r.to_table().to_pylist()} for r in (own, rows))
@@ -124,7 +124,7 @@ def test_a_list_in_a_bucket_names_files_beside_it(files: Path, cache: Path, tmp_
     _, rows = scan(f"{url}/metadata.jsonl", tmp_path / "catalog")
     assert (rows.path.to_pylist(), rows.caption.to_pylist()) == (["clip 2.mp4"], ["from the list"])
     assert rows.scores["score"].tolist() == [5.0]
-    fs, path = location.filesystem(f"{url}/metadata.jsonl")
+    fs, path = storages.filesystem(f"{url}/metadata.jsonl")
     named = ("clip 3.mp4", "shard.tar/one.mp4", "shard.tar/gone.mp4", "gone.mp4")
     fs.pipe_file(path, "".join(f'{{"file_name": "{name}", "caption": "another"}}\n' for name in named).encode())
     _, rows = scan(f"{url}/metadata.jsonl", tmp_path / "catalog")
@@ -147,7 +147,7 @@ def test_of_an_archive_little_more_than_headers_is_read_and_once_for_its_version
         return data
 
     monkeypatch.setattr(s3fs.core, "_fetch_range", noted)
-    fs, _ = location.filesystem("s3://shards")
+    fs, _ = storages.filesystem("s3://shards")
     fs.mkdir("shards")
     for names in (("a", "b", "c"), ("c", "a")):
         with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as archive:
@@ -211,7 +211,7 @@ def test_a_bucket_that_goes_away(files: Path, cache: Path, tmp_path: Path, monke
     """Clips without a copy fail by name; a scan is refused, and its catalog stays as it was."""
     url = upload(files, "three")
     _, rows = scan(url, tmp_path / "catalog")
-    fs, _ = location.filesystem(url)
+    fs, _ = storages.filesystem(url)
     fs.rm("three", recursive=True)
     for copy in cache.glob("*/*"):
         copy.unlink()
@@ -688,7 +688,7 @@ def test_what_changes_on_a_web_server_without_hashes_is_read_anew(cache: Path, t
 
 def test_a_file_that_was_replaced_after_the_scan_is_not_taken_for_the_one_scanned(cache: Path, tmp_path: Path) -> None:
     """Neither is a member of an archive; when the former ones are back, they are what is read."""
-    fs, _ = location.filesystem("s3://replaced")
+    fs, _ = storages.filesystem("s3://replaced")
     fs.mkdir("replaced")
 
     made: dict[int, dict[str, bytes]] = {}
@@ -720,7 +720,7 @@ def test_a_listing_and_a_question_tell_the_same_version_of_a_file(protocol: str,
         folder = {"s3": "s3://versions", "memory": "memory://versions", "http": root, "file": f"file://{tmp_path}"}[
             protocol
         ]
-        fs, path = location.filesystem(folder)
+        fs, path = storages.filesystem(folder)
         if protocol == "s3":
             fs.mkdir(path)
         versions = []
@@ -731,7 +731,7 @@ def test_a_listing_and_a_question_tell_the_same_version_of_a_file(protocol: str,
                 (tmp_path / "a.png").write_bytes(bytes([second]))
                 os.utime(tmp_path / "a.png", (second, second))
             (listed,) = list_address("d", folder).entries
-            assert listed.mtime_ns == location.version_of(location.remote_info(fs, f"{path}/a.png"))
+            assert listed.mtime_ns == storages.version_of(storages.remote_info(fs, f"{path}/a.png"))
             versions.append(listed.mtime_ns)
     assert versions[0] != versions[1]
 
@@ -755,7 +755,7 @@ def test_a_storage_that_lists_a_folder_to_tell_of_one_file_is_not_asked_for_each
     one, *others = list_address("d", "memory://one-by-one").entries
     read(one)
     assert len(asked) == 1
-    monkeypatch.setattr(location, "_TELL_OF_ONE", frozenset())
+    monkeypatch.setattr(storages, "_TELL_OF_ONE", frozenset())
     for entry in others:
         read(entry)
         assert not asked
@@ -860,14 +860,14 @@ def test_what_s3_refuses_is_told_by_its_status(
     told = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": status}}
 
     def refuse(*_: object) -> bytes:
-        with location.reached():
+        with storages.reached():
             raise translate_boto_error(ClientError(told, "GetObject"))
         raise AssertionError
 
-    with pytest.raises(OSError, match=r".") as caught, location.reached():
+    with pytest.raises(OSError, match=r".") as caught, storages.reached():
         refuse()
     assert isinstance(caught.value, PermissionError) == is_refused
-    assert location.is_of_storage(caught.value) == (is_refused or status == 500)
+    assert storages.is_of_storage(caught.value) == (is_refused or status == 500)
     assert isinstance(caught.value, FileNotFoundError) == (status == 404)
     assert str(caught.value).count("refuses it") == is_refused
     monkeypatch.setattr(location, "read_bytes", refuse)

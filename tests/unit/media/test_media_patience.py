@@ -32,7 +32,7 @@ from reelworks.core import retry
 from reelworks.core.shape import Shape
 from reelworks.data.catalog.scan import caption_texts, examine, probe_pool
 from reelworks.data.catalog.scan.caption_names import NO_FILES
-from reelworks.data.media import location, patience, probe
+from reelworks.data.media import location, patience, probe, storages
 from reelworks.data.media.decode import MediaError, NotGivenError, Request, load
 from reelworks.data.media.decode_pool import DecodePool, Failure
 from reelworks.data.media.location import Location
@@ -185,16 +185,16 @@ def test_a_question_that_took_long_is_not_repeated(monkeypatch: pytest.MonkeyPat
             for code in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EFBIG)
         ),
         (OSError("image file is truncated"), False),
-        (location.ChangedError("another one"), False),
+        (storages.ChangedError("another one"), False),
         (av.error.OSError(errno.EIO, "a demuxer's word"), False),
         (ValueError(errno.EIO), False),
     ],
 )
 def test_which_errors_say_nothing_about_a_file(error: Exception, is_storages: bool) -> None:
-    assert location.is_of_storage(error) == is_storages
+    assert storages.is_of_storage(error) == is_storages
     if isinstance(error, OSError):
-        is_unread = is_storages or isinstance(error, location.ChangedError)  # which the next scan reads
-        assert location.problem(error).startswith(location.UNREACHED) == is_unread
+        is_unread = is_storages or isinstance(error, storages.ChangedError)  # which the next scan reads
+        assert storages.problem(error).startswith(storages.UNREACHED) == is_unread
 
 
 def test_a_caption_that_is_not_given_is_not_lost(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_caption_that_is_not_given_is_not_lost(tmp_path: Path) -> None:
     places.link(tmp_path / "a.txt", BROKEN_DISK)
     with pytest.raises(OSError, match=r"its caption a\.txt") as told:
         caption_texts.read(tmp_path / "a.mp4", caption_texts.files_beside(tmp_path / "a.mp4"))
-    assert location.is_of_storage(told.value)
+    assert storages.is_of_storage(told.value)
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(OSError, match="symbolic links"):
         caption_texts.files_beside(tmp_path / "loop" / "a.mp4")
@@ -213,7 +213,7 @@ def test_a_decoders_word_counts_for_bytes_that_came(tmp_path: Path, raised: Exce
     places.link(tmp_path / "a.mp4", BROKEN_DISK)
     with pytest.raises(OSError, match="Input/output") as told, location.local(tmp_path / "a.mp4"):
         raise raised
-    assert location.is_of_storage(told.value)
+    assert storages.is_of_storage(told.value)
     _write(tmp_path / "b.mp4")
     with pytest.raises(type(raised)), location.local(tmp_path / "b.mp4"):
         raise raised
@@ -278,7 +278,7 @@ class _Rights:
         self.files = [Location(f"memory://rights/{i}.png", f"{i}.png", size=len(data)) for i in range(5)]
         for file in self.files:
             MemoryFileSystem().pipe_file(file.file.removeprefix("memory:/"), data)
-            version = location.version_of(location.remote_info(*location.filesystem(file.file)))
+            version = storages.version_of(storages.remote_info(*storages.filesystem(file.file)))
             self.files[self.files.index(file)] = replace(file, version=version)
         for name in ("get_file", "cat_file"):
             monkeypatch.setattr(MemoryFileSystem, name, self._guarded(getattr(MemoryFileSystem, name)))
@@ -420,7 +420,7 @@ def test_limits_of_ones_own_for_a_client_hold(
 @pytest.mark.parametrize("named", ["http", pytest.param("s3", marks=pytest.mark.slow(reason="five tries"))])
 def test_a_client_ends_a_question_to_a_silent_storage(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that says nothing may do later, before what watches for decoders that hang."""
-    monkeypatch.setattr(location, "_SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(storages, "_SILENT_SECONDS", 0.05)
     monkeypatch.setattr(S3FileSystem, "read_timeout", 0.05)
     for name, value in {**s3_server.CREDENTIALS}.items():
         monkeypatch.setenv(name, value)
@@ -430,6 +430,6 @@ def test_a_client_ends_a_question_to_a_silent_storage(named: str, monkeypatch: p
         file = f"http://{address}/a.png" if named == "http" else "s3://bucket/a.png"
         began = time.monotonic()
         with pytest.raises(OSError, match=r".") as told:
-            location.remote_info(*location.filesystem(file))
+            storages.remote_info(*storages.filesystem(file))
         assert retry.is_transient(told.value)
         assert time.monotonic() - began < 10

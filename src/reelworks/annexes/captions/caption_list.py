@@ -28,7 +28,7 @@ from reelworks.core.errors import UserError
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.scan import list_columns, list_tables, lists, remote
 from reelworks.data.catalog.scan.list_columns import PATH
-from reelworks.data.media import location
+from reelworks.data.media import location, storages
 from reelworks.data.media.location import MediaPath
 
 _TEXT = "text"
@@ -40,7 +40,7 @@ def root_of(sources: Sequence[CaptionSource]) -> str:
     roots = sorted({clip.root for source in sources for clip in source.clips})
     if len(roots) == 1:
         return roots[0]
-    if any(location.is_url(root) for root in roots):
+    if any(storages.is_url(root) for root in roots):
         raise UserError(
             "one list cannot hold clips of several addresses",
             code="list-of-several-addresses",

@@ -16,7 +16,7 @@ from reelworks.data.catalog.scan.source_files import Listing, SourceFile
 from reelworks.data.catalog.store import companions
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.store import Catalog
-from reelworks.data.media import formats, location
+from reelworks.data.media import formats, location, storages
 from reelworks.data.media.formats import is_list
 from reelworks.data.media.location import MediaPath
 
@@ -85,7 +85,7 @@ def find(data: Sequence[str], root: str | None) -> list[CaptionSource]:
         UserError: A folder, list or catalog is missing or damaged, or holds no clips.
     """
     found = [
-        _of_catalog(one) if not location.is_url(one) and Path(one, "catalog.json").is_file() else _of_source(one, root)
+        _of_catalog(one) if not storages.is_url(one) and Path(one, "catalog.json").is_file() else _of_source(one, root)
         for one in data
     ]
     seen: dict[tuple[str, str], int] = {}

@@ -15,7 +15,7 @@ from reelworks.data.catalog import filter_expression, sources
 from reelworks.data.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.data.catalog.query import template
 from reelworks.data.catalog.store import measured_columns
-from reelworks.data.media import formats, location
+from reelworks.data.media import formats, storages
 from reelworks.data.media.location import Location, MediaPath
 
 _Text = Annotated[str, Field(min_length=1)]
@@ -42,7 +42,7 @@ class Source:
     @classmethod
     def from_path(cls, path: str | Path, name: str | None = None, root: str | Path | None = None) -> Source:
         """Make a source from the values of a recipe or command line; `DatasetConfig` has their meanings."""
-        url = location.trimmed(str(path)) if location.is_url(str(path)) else ""
+        url = storages.trimmed(str(path)) if storages.is_url(str(path)) else ""
         folder, _, last = url.rpartition("/")
         is_list, file = formats.is_list(last or path), Path(path)
         name = name or (formats.list_stem(last or file.name) if is_list else last or file.resolve().name)
@@ -53,7 +53,7 @@ class Source:
             )
         if not is_list:
             return cls(name, Path() if url else file, url=url or None)
-        address = location.trimmed(str(root)) if root is not None and (url or location.is_url(str(root))) else folder
+        address = storages.trimmed(str(root)) if root is not None and (url or storages.is_url(str(root))) else folder
         place = Path() if url else file.parent if address or root is None else Path(root)
         return cls(name, place, Location(str(path), last) if url else file, address or None)
 
@@ -360,7 +360,7 @@ class DatasetConfig(PublicConfig):
 
     def absolute(self) -> DatasetConfig:
         """Return the dataset with an absolute path, for processes that have another working directory."""
-        if location.is_url(self.path):
+        if storages.is_url(self.path):
             return self
         return self.model_copy(update={"path": str(Path(self.path).absolute())})
 

@@ -17,7 +17,7 @@ from PIL import Image
 from reelworks.core import retry
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.data.media import display, frame_times, framing, location, pictures, tone_map, video
+from reelworks.data.media import display, frame_times, framing, location, pictures, storages, tone_map, video
 from reelworks.data.media.augment import NO_AUGMENTATION, Augmentation
 from reelworks.data.media.formats import ProbeError, kind_of
 from reelworks.data.media.frame_times import FrameTimes
@@ -107,7 +107,7 @@ class MediaError(Exception):
 
 
 class NotGivenError(MediaError):
-    """The storage of a file does not give it, which says nothing about the file; see `location.is_of_storage`.
+    """The storage of a file does not give it, which says nothing about the file; see `storages.is_of_storage`.
 
     Attributes:
         may_vanish: Whether it may give it on a retry.
@@ -242,12 +242,12 @@ def with_reasons(file: MediaPath, read: Callable[[MediaPath], R]) -> R:
         return retry.with_retries(attempt, most_seconds=retry.LONG_SECONDS)
     except (UserError, MediaError):
         raise
-    except (ProbeError, location.ChangedError) as error:
+    except (ProbeError, storages.ChangedError) as error:
         raise MediaError(str(error)) from None
     except FileNotFoundError:
         raise MediaError("No such file or directory") from None
     except Exception as error:  # decoders raise nearly anything on damaged input
-        if location.is_of_storage(error):
+        if storages.is_of_storage(error):
             refused = NotGivenError(f"the storage does not give it: {error}")
             refused.may_vanish = retry.is_transient(error)
             raise refused from error

@@ -22,7 +22,7 @@ import numpy as np
 from av.bitstream import BitStreamFilterContext
 from numpy.typing import NDArray
 
-from reelworks.data.media import containers, display, formats, frame_times, location, pictures, video
+from reelworks.data.media import containers, display, formats, frame_times, location, pictures, storages, video
 from reelworks.data.media.containers import stated_bytes
 from reelworks.data.media.formats import ProbeError, kind_of, why_not_read
 from reelworks.data.media.frame_times import FrameTimes, Packets
@@ -141,7 +141,7 @@ _measures = attrgetter(*MEASURES)
 def probe(path: MediaPath) -> Probe:
     """Measure a file; raise `ProbeError` for one that is empty, damaged or truncated, or has no frame.
 
-    Raises what `location.is_of_storage` as it is.
+    Raises what `storages.is_of_storage` as it is.
     """
     kind = kind_of(path.name)
     is_sound = formats.is_sound(path.name)
@@ -154,7 +154,7 @@ def probe(path: MediaPath) -> Probe:
     except ProbeError:
         raise
     except Exception as error:  # decoders raise nearly anything on damaged input
-        if location.is_of_storage(error):
+        if storages.is_of_storage(error):
             raise
         text = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise ProbeError(f"damaged: {text}") from error

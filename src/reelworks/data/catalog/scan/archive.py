@@ -25,7 +25,7 @@ from reelworks.core import user_files
 from reelworks.data.catalog.scan import caption_names
 from reelworks.data.catalog.scan.caption_names import CaptionFiles, CaptionNames, Range
 from reelworks.data.catalog.scan.source_files import NO_FILE, SourceFile
-from reelworks.data.media import formats, location
+from reelworks.data.media import formats, location, storages
 
 SUFFIXES = (*caption_names.SUFFIXES, ".json")
 NOT_REGULAR = "not a regular file in the archive"
@@ -53,7 +53,7 @@ def list_archive(path: str, file: Path, sidecars: Counter[str] | None = None) ->
             changed_ns = location.changed_ns(os.fstat(opened.fileno()))
             yield from members(path, changed_ns, read(opened), Counter() if sidecars is None else sidecars)
     except OSError as error:
-        yield SourceFile(path, problem=location.problem(error))
+        yield SourceFile(path, problem=storages.problem(error))
 
 
 class MemberHeader(NamedTuple):

@@ -12,7 +12,7 @@ from reelworks.data.catalog.scan import caption_texts, clip_ranges, probe_pool
 from reelworks.data.catalog.scan.caption_names import NO_FILES, CaptionFiles
 from reelworks.data.catalog.scan.caption_texts import Unsettled
 from reelworks.data.catalog.scan.clip_ranges import ClipRange
-from reelworks.data.media import frame_index, frame_times, location, probe
+from reelworks.data.media import frame_index, frame_times, location, probe, storages
 from reelworks.data.media.formats import ProbeError, kind_of
 from reelworks.data.media.frame_index import PackedTimes
 from reelworks.data.media.location import MediaPath
@@ -70,7 +70,7 @@ def _examine(request: FileRequest, once: _Once, packed: Callable[[MediaPath], Pa
     try:
         return ASKED(lambda: _read(request, once, packed))
     except OSError as error:
-        return Finding(None, "", error=location.problem(error))
+        return Finding(None, "", error=storages.problem(error))
 
 
 def _read(request: FileRequest, once: _Once, packed: Callable[[MediaPath], PackedTimes | None]) -> Finding:
@@ -111,7 +111,7 @@ def failed(requests: Sequence[FileRequest], reason: str) -> list[Finding]:
     if reason != probe_pool.CRASHED and not (
         any(request.open for request in requests) and location.is_here(requests[0].file)
     ):
-        reason = f"{location.UNREACHED}: {reason}"
+        reason = f"{storages.UNREACHED}: {reason}"
     return [Finding(None, "", error=reason)] * len(requests)
 
 

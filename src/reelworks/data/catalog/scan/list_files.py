@@ -19,7 +19,7 @@ from reelworks.data.catalog.scan import archive, remote
 from reelworks.data.catalog.scan.archive import Archives
 from reelworks.data.catalog.scan.source_files import NO_FILE, SourceFile
 from reelworks.data.catalog.store.integrity import OUTSIDE
-from reelworks.data.media import formats, location
+from reelworks.data.media import formats, location, storages
 
 
 def look_up(source: Source, paths: Sequence[str]) -> list[SourceFile]:
@@ -51,7 +51,7 @@ def _entry(path: str, root: str, archives: Archives) -> SourceFile:
     except (FileNotFoundError, NotADirectoryError):
         return archives.member(path) or SourceFile(path, problem=NO_FILE)
     except OSError as error:
-        return SourceFile(path, problem=location.problem(error))
+        return SourceFile(path, problem=storages.problem(error))
     problem = None if stat.S_ISREG(status.st_mode) else "not a regular file"
     return SourceFile(path, status.st_size, location.changed_ns(status), problem, captions=None)
 
@@ -121,7 +121,7 @@ class _Folders:
         """Return why a file is probably missing, "" if nothing tells."""
         if re.match(r"[A-Za-z]:[\\/]", path):
             return "it is a path of Windows; write paths relative to the list's folder"
-        if location.is_url(path):
+        if storages.is_url(path):
             return "it is an address; set root to that of a folder, and write paths below it"
         folder, name = posixpath.split(path)
         names = self._names(folder)

@@ -26,7 +26,7 @@ from reelworks.data.catalog.scan.source_files import (
     note_of,
     settled,
 )
-from reelworks.data.media import formats, location
+from reelworks.data.media import formats, location, storages
 from reelworks.data.run.folder import RunFolder
 
 # What a run writes into its folder.
@@ -119,7 +119,7 @@ def _is_folder(entry: os.DirEntry[str], name: str) -> bool:
     try:
         return retry.with_retries(entry.is_dir)
     except OSError as error:
-        if location.is_of_storage(error) and not (formats.kind_of(entry.name) or formats.is_archive(entry.name)):
+        if storages.is_of_storage(error) and not (formats.kind_of(entry.name) or formats.is_archive(entry.name)):
             raise _unreadable(name, entry.path, error) from error
         return False  # as a link to itself
 
@@ -140,7 +140,7 @@ def _entry(entry: os.DirEntry[str], prefix: str, names: CaptionNames) -> SourceF
         status = retry.with_retries(entry.stat)
     except OSError as error:
         is_dangling = isinstance(error, FileNotFoundError) and entry.is_symlink()
-        return SourceFile(path, problem=NO_TARGET if is_dangling else location.problem(error))
+        return SourceFile(path, problem=NO_TARGET if is_dangling else storages.problem(error))
     problem = None if formats.kind_of(entry.name) else formats.why_not_read(entry.name)
     problem = problem if stat.S_ISREG(status.st_mode) else "not a regular file"
     return SourceFile(path, status.st_size, location.changed_ns(status), problem, captions=captions)

@@ -33,7 +33,7 @@ from reelworks.data.catalog.scan.list_columns import CAPTION_NAMES, PATH, RANGES
 from reelworks.data.catalog.scan.source_files import Listing, SourceFile
 from reelworks.data.catalog.store.integrity import OUTSIDE, ROOT, is_text
 from reelworks.data.catalog.store.schema import SCHEMA, as_numpy
-from reelworks.data.media import formats, location, probe
+from reelworks.data.media import formats, probe, storages
 
 _ROUNDABOUT = r"//|(^|/)\.{1,2}(/|$)|/$"
 
@@ -58,7 +58,7 @@ def _relative(paths: Any, source: Source) -> Any:
     odd = pc.match_substring_regex(paths, _ROUNDABOUT)
     if source.url is None and pc.any(odd).as_py():
         texts = paths.filter(odd).to_pylist()
-        normalised = [t if location.is_url(t) else Path(os.path.normpath(Path(root, t))).as_posix() for t in texts]
+        normalised = [t if storages.is_url(t) else Path(os.path.normpath(Path(root, t))).as_posix() for t in texts]
         paths = pc.replace_with_mask(paths, odd, pa.array(normalised, paths.type))
     for prefix in dict.fromkeys((f"{root}/", f"{source.address}/")):
         below = pc.starts_with(paths, prefix)

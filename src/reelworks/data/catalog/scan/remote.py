@@ -30,7 +30,7 @@ from reelworks.data.catalog.scan.source_files import (
     note_of,
     settled,
 )
-from reelworks.data.media import formats, location
+from reelworks.data.media import formats, location, storages
 from reelworks.data.media.location import Location, MediaPath
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class _Storage:
     def __init__(self, name: str, url: str, *, lists: bool) -> None:
         self._name, self.url = name, url
         try:
-            self._fs, self._root = location.filesystem(url)
+            self._fs, self._root = storages.filesystem(url)
         except OSError as error:
             raise self._away(error) from error
         self._asked = retry.Asked()
@@ -86,7 +86,7 @@ class _Storage:
         except Exception as error:  # libraries of storages raise errors of their own
             raise self._away(error) from error
         below = {full: info for full, info in found.items() if not full.endswith(_FOLDER_MARKERS)}
-        prefix, read = self._root.rstrip("/") + "/", unquote if location.is_web(self.url) else str
+        prefix, read = self._root.rstrip("/") + "/", unquote if storages.is_web(self.url) else str
         return {read(full.removeprefix(prefix)): info for full, info in below.items()}
 
     def info(self, path: str) -> dict[str, Any]:
@@ -94,9 +94,9 @@ class _Storage:
         if self.listed is not None and path not in self.listed:
             raise FileNotFoundError
         listed = (self.listed or {}).get(path)
-        if listed and not location.tells_more(self._fs, listed):
+        if listed and (storages.version_of(listed) >= 0 or not storages.tells_of_one(self._fs)):
             return listed
-        question = partial(location.remote_info, self._fs, location.address(self._root, path))
+        question = partial(storages.remote_info, self._fs, storages.address(self._root, path))
         answer = self._ask(question)
         self._answered = question
         return answer
@@ -105,13 +105,13 @@ class _Storage:
         """List an archive, or tell why it is not read; None if there is none."""
         try:
             info = self.info(path)
-            version, at = location.version_of(info), location.address(self.url, path)
+            version, at = storages.version_of(info), storages.address(self.url, path)
             file = Location(at, path, size=int(info.get("size") or 0), version=version)
             return archive.members(path, version, self._ask(lambda: _headers(file)), sidecars)
         except FileNotFoundError:
             return None
         except OSError as error:
-            return [SourceFile(path, problem=location.problem(error))]
+            return [SourceFile(path, problem=storages.problem(error))]
 
     def _ask(self, question: Callable[[], T]) -> T:
         try:
@@ -179,13 +179,13 @@ def _file(storage: _Storage, path: str, names: CaptionNames) -> SourceFile:
     except FileNotFoundError:
         return SourceFile(path, problem=NO_FILE)
     except OSError as error:
-        return SourceFile(path, problem=location.problem(error))
+        return SourceFile(path, problem=storages.problem(error))
     captions, (folder, name) = names.files_of(path), posixpath.split(path)
     problem = problem or _why_not_in_zip(info)
     for end in captions.read:
         beside = (storage.listed or {}).get(posixpath.join(folder, caption_names.name_of(str(end), name)), {})
         problem = problem or ((why := _why_not_in_zip(beside)) and f"its caption is {why}")
-    return SourceFile(path, int(info.get("size") or 0), location.version_of(info), problem, captions=captions)
+    return SourceFile(path, int(info.get("size") or 0), storages.version_of(info), problem, captions=captions)
 
 
 def _why_not_in_zip(info: dict[str, Any]) -> str | None:
@@ -203,7 +203,7 @@ def look_up(name: str, url: str, paths: Sequence[str]) -> list[SourceFile]:
     Raises:
         UserError: The storage cannot be reached.
     """
-    storage = _Storage(name, url, lists=not location.is_web(url))
+    storage = _Storage(name, url, lists=not storages.is_web(url))
     archives = archive.Archives(lambda path: storage.members(path, Counter()))
     names = CaptionNames(storage.listed or ())
 
@@ -226,7 +226,7 @@ def current(file: MediaPath) -> MediaPath:
     """Return a list's location as it is now, so that a changed remote file is not read from an old copy."""
     if not isinstance(file, Location):
         return file
-    info = retry.with_retries(lambda: location.remote_info(*location.filesystem(file.file)))
+    info = retry.with_retries(lambda: storages.remote_info(*storages.filesystem(file.file)))
     size = int(info.get("size") or 0)
     user_files.require_size(file, size, user_files.LIST)
-    return replace(file, size=size, version=location.version_of(info))
+    return replace(file, size=size, version=storages.version_of(info))

@@ -22,7 +22,7 @@ from reelworks.data.catalog.scan.source_files import NO_TARGET, STATE, Listing, 
 from reelworks.data.catalog.store import integrity, kept_measures
 from reelworks.data.catalog.store.schema import SCORE, as_numpy, with_scores
 from reelworks.data.catalog.store.store import Catalog
-from reelworks.data.media import location, probe
+from reelworks.data.media import location, probe, storages
 from reelworks.data.media.formats import is_archive, is_sound, kind_of
 from reelworks.data.media.frame_index import PackedTimes
 
@@ -199,7 +199,7 @@ class Update:
         position, captions = int(listed.position[number]), listed.files.captions
         measured = finding.probe is not None or finding.error is not None
         error = finding.error if measured else self._live.error[position].as_py()
-        if error is not None and error.startswith(location.UNREACHED) and self._keep(listed, request, number):
+        if error is not None and error.startswith(storages.UNREACHED) and self._keep(listed, request, number):
             self.noted[_NOT_READ].append(f"{request.file}: {error}")
             return
         if error is not None:
