@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import children
 import faults
 import killing
 import pytest
+import torch.distributed as dist
 
+from reelworks.data.distributed import collectives
 from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
 
@@ -165,3 +168,17 @@ def test_a_rank_that_hangs_is_named_with_its_clips(recipe):
     assert "rank 1 on " in output
     assert re.search(r"did not go on for \d+ s \(parallel.step_seconds = 8\) at step 2, ", output), output
     assert "in a forward and backward pass (clips: " in output
+
+
+def _first_lasts(recipe: Any) -> None:
+    """Let the first rank do alone what takes longer than collectives may."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", rank=rank, world_size=world, timeout=timedelta(seconds=3))
+    with collectives.patience():
+        assert collectives.on_first(lambda: time.sleep(8) or 7) == 7
+
+
+@pytest.mark.slow
+def test_what_the_first_rank_does_alone_may_last(tiny):
+    """As the fetch of a checkpoint from the mirror, in place of a damaged one."""
+    assert children.on_ranks(_first_lasts, tiny("run"), world=2) == [0, 0]

@@ -207,12 +207,13 @@ def test_the_result_names_the_exports_of_an_earlier_stage_where_the_last_wrote_n
 
 
 def _asked_to_leave(recipe: dict[str, Any], place: str) -> None:
-    """Get a signal on the last rank: in the last step of the first stage, in the validation behind it, or before the next stage."""
+    """Get a signal on the last rank: before the first stage, in its last step, in the validation behind it, or before the next."""
     from reelworks.training.loop import start
     from reelworks.training.observers.validation import Validator
     from reelworks.training.step.state import TrainState
 
-    places = {"step": (TrainState, "update_ema", 3), "validation": (Validator, "run", 2), "scan": (start, "scan", 2)}
+    places = {"first scan": (start, "scan", 1), "scan": (start, "scan", 2)}
+    places |= {"step": (TrainState, "update_ema", 3), "validation": (Validator, "run", 2)}
     if int(os.environ.get("RANK", 0)) + 1 == int(os.environ.get("WORLD_SIZE", 1)):
         faults.at_call(*places[place], faults.ask_to_leave)
     children.train_here(recipe)
@@ -237,6 +238,16 @@ def test_a_signal_where_a_stage_ends_stops_before_the_next(staged: Any, tmp_path
     # In the stage, the signal may have cut short what comes after its last save.
     again = [] if place == "scan" else [("first", 0)]
     assert starts(tmp_path / "run") == [("first", 0), *again, ("second", 3)]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.slow
+def test_a_signal_before_the_first_step_leaves_with_the_requeue_code(staged: Any, tmp_path: Path, world: int) -> None:
+    recipe = staged("run", FIRST, train={"micro_batches_per_step": 2})
+    assert children.on_ranks(_asked_to_leave, recipe, "first scan", world=world) == [75] * world
+    assert "stopped before the first step of this start; the same command goes on" in children.output(recipe)
+    assert children.train(recipe, world=world) == [0] * world
+    assert starts(tmp_path / "run") == [("first", 0)]
 
 
 @pytest.mark.slow

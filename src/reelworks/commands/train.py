@@ -14,8 +14,9 @@ from reelworks.commands import encode, new, show
 from reelworks.core import machine, trust
 from reelworks.core.errors import UserError
 from reelworks.quickstart.request import FootageRequest
-from reelworks.training.distributed.launch import LAUNCHED, launch
+from reelworks.training.distributed.launch import EXIT_REQUEUE, LAUNCHED, launch
 from reelworks.training.loop.request import TrainRequest
+from reelworks.training.loop.stop_signals import Stopped, StopSignals
 
 if TYPE_CHECKING:
     from reelworks.training.loop.trainer import TrainResult
@@ -38,7 +39,8 @@ def train(
 
     Ctrl-C, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU save after the current step and one more, or at once in a validation or in
     previews, which the next start makes up, and end with code 75. A second Ctrl-C leaves at once, without a save; a second signal of
-    another kind changes nothing. An output that cannot be written to ends no training.
+    another kind changes nothing. Before the first step, all of these but Ctrl-C end it at once, with code 75. An output that cannot be
+    written to ends no training.
     A save that fails during training is a warning; one that fails at the end or on a signal is an error. A preview that
     cannot be written is a warning, and so is one that does not fit into memory.
     """
@@ -83,8 +85,13 @@ def _train(
 
     if LAUNCHED in os.environ:
         worker_pool.end_with_parent()
-    with show.loading():
-        from reelworks.training.loop.trainer import run
+    try:
+        with StopSignals(), show.loading():
+            from reelworks.training.loop.trainer import run
+    except Stopped:
+        if os.environ.get("RANK", "0") == "0":
+            show.line("stopped while the libraries were loaded; the same command goes on")
+        return EXIT_REQUEUE
 
     with show.scan_progress() as on_scan, encode.encode_progress(quiet=os.environ.get("RANK", "0") != "0") as on_encode:
         return run(loaded, request, on_scan, on_encode, on_end)

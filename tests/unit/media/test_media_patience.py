@@ -412,9 +412,9 @@ def test_limits_of_ones_own_for_a_client_hold(
 ) -> None:
     """Those of fsspec's own configuration."""
     file = f"{protocol}://bucket/a.png"
-    usual = getattr(location.filesystem(file)[0], options)[key]
+    usual = getattr(storages.filesystem(file)[0], options)[key]
     monkeypatch.setitem(fsspec.config.conf, protocol, {options: {key: "my own"}})
-    assert getattr(location.filesystem(file)[0], options)[key] == "my own" != usual
+    assert getattr(storages.filesystem(file)[0], options)[key] == "my own" != usual
 
 
 @pytest.mark.parametrize("named", ["http", pytest.param("s3", marks=pytest.mark.slow(reason="five tries"))])

@@ -37,6 +37,17 @@ def test_the_first_ctrl_c_is_received_and_told_and_the_second_interrupts(caplog)
     assert signal.getsignal(signal.SIGINT) == before
 
 
+def test_before_the_first_step_a_signal_leaves_with_the_requeue_code_and_ctrl_c_is_ctrl_c(from_a_terminal):
+    """Fetching, scanning and encoding may last for hours, and the same command goes on with what they have done."""
+    for number in system.STOPS:
+        if signal.getsignal(number) == signal.SIG_IGN:  # of a closed terminal, below nohup
+            continue
+        left = KeyboardInterrupt if number == signal.SIGINT else SystemExit
+        with pytest.raises(left) as ended, StopSignals():
+            _kill_and_wait(number)
+        assert getattr(ended.value, "code", 75) == 75
+
+
 def test_a_second_signal_of_a_scheduler_changes_nothing():
     with StopSignals() as signals:
         signals.begin_stage()

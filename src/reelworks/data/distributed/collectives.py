@@ -5,7 +5,9 @@ That error is the first `CommonError` that a rank raised, such as a `UserError`,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import torch.distributed as dist
@@ -14,6 +16,7 @@ from reelworks.core.errors import CommonError
 
 T = TypeVar("T")
 R = TypeVar("R")
+_patient: dist.ProcessGroup | None = None
 
 
 class RankFailure(NamedTuple):
@@ -59,6 +62,23 @@ def world_size() -> int:
     return dist.get_world_size() if is_distributed() else 1
 
 
+@contextmanager
+def patience() -> Iterator[None]:
+    """Let `wait` last for days while this is open, instead of the default group's timeout. Collective."""
+    global _patient
+    _patient = dist.new_group(backend="gloo", timeout=timedelta(days=7))
+    try:
+        yield
+    finally:
+        _patient = None
+
+
+def wait() -> None:
+    """Wait for all ranks however long one takes, as during a first scan; hangs are not detected. Collective."""
+    if _patient is not None:
+        dist.barrier(_patient)
+
+
 def gather(value: Any) -> list[Any]:
     """Return every rank's picklable value, by rank, on every rank. Collective."""
     if not is_distributed():
@@ -90,8 +110,18 @@ def each(work: Callable[[], T]) -> T:
 
 
 def on_first(work: Callable[[], T]) -> T:
-    """Call `work` on rank 0 alone and return its result on every rank. Collective; raises as `on_all` does."""
-    return cast(T, on_all(lambda: work() if rank() == 0 else None)[0])
+    """Call `work` on rank 0 alone and return its result on every rank. Collective; raises as `on_all` does.
+
+    It may take as long as a disk or a network does.
+    """
+
+    def alone() -> T | None:
+        try:
+            return work() if rank() == 0 else None
+        finally:
+            wait()
+
+    return cast(T, on_all(alone)[0])
 
 
 def through_first(own: Callable[[], T], whole: Callable[[list[T]], list[R]]) -> R:

@@ -43,8 +43,6 @@ class World:
     rank: int
     size: int
     device: torch.device
-    # Process group with a timeout of days, for barriers behind long work of one rank.
-    patient: dist.ProcessGroup | None = None
     offload: bool = False  # whether the trained weights lie in CPU memory
     local_size: int = 1  # ranks on this machine
     watch: Watch | None = None  # None for one process
@@ -144,9 +142,8 @@ class World:
         return self.watch is None or self.watch.meets(seconds)
 
     def wait(self) -> None:
-        """Wait for all ranks however long one takes, as during a first scan; hangs are not detected."""
-        if self.size > 1:
-            dist.barrier(self.patient)
+        """Wait for all ranks, as `collectives.wait` does."""
+        collectives.wait()
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -192,7 +189,7 @@ def join(
             alone = dist.FileStore(str(Path(folder, "store")), 1)  # type: ignore[attr-defined]
             dist.init_process_group(backend, store=alone, rank=0, world_size=1)
             with _formed():
-                yield World(0, 1, device, None, offload, local_size)
+                yield World(0, 1, device, offload, local_size)
         return
     if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
         raise UserError(
@@ -210,10 +207,9 @@ def join(
         dist.init_process_group(
             backend, store=PrefixStore("groups", store), rank=rank, world_size=size, timeout=timeout
         )
-        with _formed():
-            patient = dist.new_group(backend="gloo", timeout=timedelta(days=7))
+        with _formed(), collectives.patience():
             sequences = _sequence_groups(rank, size, limits, timeout)
-            yield World(rank, size, device, patient, offload, local_size, watch, sequences)
+            yield World(rank, size, device, offload, local_size, watch, sequences)
 
 
 def _sequence_groups(rank: int, size: int, config: ParallelConfig, timeout: timedelta) -> dict[int, SequenceGroup]:

@@ -6,21 +6,27 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from reelworks.core import system
 from reelworks.core.log import logger
-from reelworks.data.distributed.mesh import World
+from reelworks.training.distributed.launch import EXIT_REQUEUE
+
+if TYPE_CHECKING:
+    from reelworks.data.distributed.mesh import World
 
 
-class Stopped(BaseException):
-    """A signal came between two stages, where all is saved; no handler of errors may keep it."""
+class Stopped(SystemExit):
+    """A signal came before the first stage or between two, where all is saved."""
+
+    def __init__(self) -> None:
+        super().__init__(EXIT_REQUEUE)
 
 
 class StopSignals(AbstractContextManager["StopSignals"]):
-    """Receives signals from `begin_stage` on, also between stages, so that none is lost where a stage ends.
+    """Receives signals while it is open, so that none is lost where a stage begins or ends; Ctrl-C from the first stage on.
 
-    As a context, it lets them do what they did before at its end.
+    Where no stage is trained, they raise `Stopped`: scanning, encoding or fetching may take longer than a scheduler waits.
 
     Attributes:
         received: Those that came while a stage was trained.
@@ -29,7 +35,12 @@ class StopSignals(AbstractContextManager["StopSignals"]):
     def __init__(self) -> None:
         self.received: list[int] = []
         self._former: dict[signal.Signals, Any] = {}
-        self._is_between = False
+        self._is_between = True
+
+    def __enter__(self) -> Self:
+        self._former = system.handle_stops(self._receive)
+        signal.signal(signal.SIGINT, self._former[signal.SIGINT])
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.restore()
@@ -43,11 +54,10 @@ class StopSignals(AbstractContextManager["StopSignals"]):
     def begin_stage(self) -> None:
         """Keep signals until a step is done. A second Ctrl-C does what it usually does."""
         self._is_between = False
-        if not self._former:
-            self._former = system.handle_stops(self._receive)
+        signal.signal(signal.SIGINT, self._receive)
 
     def end_stage(self) -> None:
-        """Let a signal raise `Stopped`: encoding for the next stage may take longer than a scheduler waits.
+        """Let a signal raise `Stopped` until the next stage begins.
 
         Raises:
             Stopped: One has come since the stage ended.

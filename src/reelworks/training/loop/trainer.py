@@ -119,36 +119,39 @@ def run(
         offload=recipe.parallel.offload, parallel=recipe.parallel, facts=lambda: rendezvous.facts(recipe)
     )
     stages.require_unrestarted(recipe, request)
-    with joined as world, ExitStack() as stack:
+    with StopSignals() as signals, joined as world, ExitStack() as stack:
         stack.enter_context(log.to_terminal(speaks=world.is_main))
-        start.require_possible(recipe, world)
-        start.tell_device(world)
-        threads = resume.set_threads(recipe)
-        folder_lock = stack.enter_context(open_run.lock_folder(recipe, request.resume, world))
-        signals = stack.enter_context(StopSignals())
         exported: list[Path] = []
-        ended = ""  # name of the stage before
+        end: StageEnd | None = None
         first, profiled = sys.maxsize, request.profiled_steps
-        while True:
-            try:
-                stage = resume.pick(RunFolder(Path(recipe.output)), recipe, request.resume, world, ended)
-                end = _train_stage(stage, request, folder_lock, world, signals, on_scan, on_encode, threads=threads)
+        try:
+            start.require_possible(recipe, world)
+            start.tell_device(world)
+            threads = resume.set_threads(recipe)
+            folder_lock = stack.enter_context(open_run.lock_folder(recipe, request.resume, world))
+            world.wait()  # for the first rank, which may have fetched a checkpoint from the mirror
+            ended = ""  # name of the stage before
+            while end is None or end.reason == "stage":
+                try:
+                    stage = resume.pick(RunFolder(Path(recipe.output)), recipe, request.resume, world, ended)
+                    end = _train_stage(stage, request, folder_lock, world, signals, on_scan, on_encode, threads=threads)
+                except resume.OtherStageError:
+                    continue
                 world.wait()  # for the first rank's copy to the mirror, which lasts as long as it does
                 exported = end.exported or exported
                 first = min(first, 1 + (stage.step or 0))
-                if end.reason != "stage":
-                    break
-                ended = stage.start.name
-                request = replace(request, resume="auto", load=None, weights_only=False)
-                signals.end_stage()
-            except resume.OtherStageError:
-                continue
-            except Stopped:  # after the end of a stage
-                end = replace(end, reason="signal")
-                said = f"stopped after step {end.position.global_step}; the same command goes on"
-                logger.info(said)
-                world.take_along(EXIT_REQUEUE, said)  # the others may wait for this rank
-                break
+                if end.reason == "stage":
+                    ended = stage.start.name
+                    request = replace(request, resume="auto", load=None, weights_only=False)
+                    signals.end_stage()
+        except Stopped:
+            after = "before the first step of this start" if end is None else f"after step {end.position.global_step}"
+            said = f"stopped {after}; the same command goes on"
+            logger.info(said)
+            world.take_along(EXIT_REQUEUE, said)  # the others may wait for this rank
+            if end is None:
+                return EXIT_REQUEUE
+            end = replace(end, reason="signal")
         if profiled is not None and (profiled[1] < first or profiled[0] > end.position.global_step):
             logger.warning("--profile %d:%d has traced nothing: this start has trained no such step", *profiled)
     if world.is_main and on_end is not None:
