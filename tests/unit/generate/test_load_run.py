@@ -35,6 +35,7 @@ from reelworks.training.assembly import init_from
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.plan.plan_report import PlanSummary
 from reelworks.training.recipe import recipe_file
+from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import progress
 
 RECIPE = saved_run.RECIPE
@@ -295,16 +296,25 @@ def test_a_checkpoint_is_generated_with_in_the_size_that_trained_it(
         ({"rank": 16}, {"rank": 8}, "lora.rank = 8: the checkpoint's LoRA has rank 16"),
         ({"rank": 16}, {"rank": 16, "alpha": 8.0}, "lora.alpha = 8.0: the checkpoint's LoRA has alpha 16"),
         ({"rank": 16}, {"rank": 16, "alpha": 16.0}, None),
+        ({"dora": True}, {}, "lora.dora = False: the checkpoint's LoRA has dora true"),
+        ({}, {"targets": ["to_q"]}, 'the checkpoint\'s LoRA has targets "default"'),
+        ({}, None, "lora: the checkpoint of step 2 is of a training of a LoRA"),
+        (None, {}, "lora = 'lora': the checkpoint of step 2 is of a training of all weights"),
+        (None, None, None),
     ],
 )
-def test_a_lora_goes_on_with_its_own_rank_and_alpha(
-    tmp_path: Path, trained: dict[str, float], here: dict[str, float], key: str | None
+def test_a_lora_goes_on_with_its_own_settings(
+    tmp_path: Path, trained: dict[str, object] | None, here: dict[str, object] | None, key: str | None
 ) -> None:
     """Where the rank differs, the rank is told, and not the alpha that follows from it."""
+
+    def recipe_of(lora: dict[str, object] | None) -> Recipe:
+        return recipe_file.parse(RECIPE if lora is None else RECIPE | {"lora": lora})
+
     run = RunFolder(tmp_path / "run")
     run.create()
-    run.recipe_file.write_text(recipe_file.dump(recipe_file.parse(RECIPE | {"lora": trained})), encoding="utf-8")
-    recipe = recipe_file.parse(RECIPE | {"lora": here})
+    run.recipe_file.write_text(recipe_file.dump(recipe_of(trained)), encoding="utf-8")
+    recipe = recipe_of(here)
     with pytest.raises(UserError, match=key) if key else nullcontext():
         init_from.require_same_settings(run, 2, recipe, None)
 

@@ -198,6 +198,8 @@ def test_other_footage_is_that_of_all_stages() -> None:
         ({"stage": [LOW, {**HIGH, "train": {"threads": 2}}]}, "not-of-a-stage", "stage.train.threads"),
         ({"stage": [LOW, {**HIGH, "steps": 0}]}, None, "stage.1.steps"),
         ({"train": {"max_epochs": 3}}, "stage-end-invalid", "train.max_epochs"),
+        ({"train": {"max_steps": "none"}, "stage": [LOW, {"name": "high"}]}, "stage-end-missing", "stage.steps"),
+        ({"train": {"ema_decay": 0.9}, "stage": [LOW, {**HIGH, "optimizer": "reset", "train": {"optimizer": "schedulefree"}}]}, "unknown-optimizer-setting", "train.ema_decay"),
         ({"model": {"name": "nothing"}}, None, "model.name"),
     ],
 )  # fmt: skip
@@ -206,6 +208,12 @@ def test_mistakes_are_told_with_their_place(change: dict[str, Any], code: str | 
         recipe_file.parse(values(LOW, HIGH) | change)
     assert caught.value.field == field
     assert code in (None, caught.value.code)
+
+
+def test_ends_of_the_run_that_are_none_are_none() -> None:
+    ends = {"max_epochs": "none", "max_clips": "none", "max_steps": "none"}
+    plain, made = (recipe_file.parse(values(LOW, HIGH, train=train)) for train in ({}, ends))
+    assert [one.train for one in recipe_file.each_stage(made)] == [one.train for one in recipe_file.each_stage(plain)]
 
 
 def test_a_rate_that_falls_needs_steps_or_epochs_whatever_else_ends_it() -> None:

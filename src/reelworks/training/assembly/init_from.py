@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,18 +131,27 @@ def _read_file(source: Path, model: dict[str, Any], recipe: Recipe) -> None:
 
 
 def require_same_settings(run: RunFolder, step: int, recipe: Recipe, without: str | None) -> Recipe:
-    """Check that a checkpoint has the recipe's optimizer, and its LoRA's type, rank and alpha, which tensors do not hold.
+    """Check that a checkpoint has the recipe's optimizer and the settings of its LoRA, which decide what its tensors are.
 
     Returns the recipe that it was trained with. `without` is a remedy that loads only the weights; None if that is done,
     whatever the optimizer.
     """
     trained = recipe_file.of_run(run, step)
+    if (trained.lora is None) != (recipe.lora is None):
+        has = "all weights" if trained.lora is None else "a LoRA"
+        raise UserError(
+            f"the checkpoint of step {step} is of a training of {has}",
+            code="lora-settings-differ",
+            field="lora",
+            value=None if recipe.lora is None else recipe.lora.type,
+            remedy=f"{'remove [lora]' if trained.lora is None else 'write the [lora] of that training'}, or train in a run of its own",
+        )
     if trained.lora is not None and recipe.lora is not None:
         # The rank comes before alpha, which defaults to it.
-        for name, saved in trained.lora.adapter._asdict().items():
-            asked = getattr(recipe.lora.adapter, name)
+        for name in (*trained.lora.adapter._fields, "dora", "text_encoders", "targets"):
+            saved, asked = (getattr(lora.adapter, name, getattr(lora, name)) for lora in (trained.lora, recipe.lora))
             if saved != asked:
-                saved = f"{saved:g}" if isinstance(saved, float) else saved
+                saved = f"{saved:g}" if isinstance(saved, float) else json.dumps(saved)
                 raise UserError(
                     f"the checkpoint's LoRA has {name} {saved}",
                     code="lora-settings-differ",

@@ -129,7 +129,7 @@ def require(stages: Sequence[StageConfig], train: Mapping[str, Any]) -> None:
                 value="reset",
                 remedy=f"leave it out of [[stage]] {stages[0].name}",
             )
-    for stage in stages[:-1] if train.get("max_steps") is not None else stages:
+    for stage in stages[:-1] if train.get("max_steps", toml_none.WORD) != toml_none.WORD else stages:
         if not stage.ends:
             last = ", or train.max_steps for the whole run" if stage is stages[-1] else ""
             raise UserError(
@@ -140,7 +140,7 @@ def require(stages: Sequence[StageConfig], train: Mapping[str, Any]) -> None:
                 remedy=f"give it steps, epochs or clips{last}",
             )
     for key in ("max_epochs", "max_clips"):
-        if train.get(key) is not None:
+        if train.get(key, toml_none.WORD) != toml_none.WORD:
             raise UserError(
                 "with stages it is not clear what it counts",
                 code="stage-end-invalid",
@@ -156,8 +156,11 @@ def naming(stage: StageConfig) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        table = (error.field or "").split(".")[0]
-        field = f"stage.{error.field}" if getattr(stage, table, None) is not None else error.field
+        table, _, key = (error.field or "").partition(".")
+        own = getattr(stage, table, None)
+        # A table of the stage may lack the key, which is then the recipe's.
+        is_own = own is not None and (table in LISTS or not key or key.split(".")[0] in as_table(own))
+        field = f"stage.{error.field}" if is_own else error.field
         error.reword(field=field, problem=f"in stage {stage.name}: {error.problem}", remedy=error.remedy)
         raise
 

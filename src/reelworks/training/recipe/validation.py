@@ -397,7 +397,7 @@ def require_lora_base(recipe: Recipe) -> None:
             code="offload-of-packed-base",
             field="parallel.offload",
             value=True,
-            remedy='write lora.base = "bfloat16", or leave offload out',
+            remedy="leave lora.base out, or leave offload out",
         )
 
 
