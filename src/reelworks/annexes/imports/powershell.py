@@ -47,9 +47,9 @@ def _run(text: str, script: Script) -> None:
         elif (found := _ADD.fullmatch(statement)) is not None:
             value = _value(found[3], script)
             added = value if isinstance(value, list | Unknown) else [value]
-            _set(script, found[1], added, appends=True)
+            script.assign(found[1].lower(), added, appends=True)
         elif (found := _ASSIGNMENT.fullmatch(statement)) is not None:
-            _set(script, found[1], _value(found[3], script), appends=found[2] == "+=")
+            script.assign(found[1].lower(), _value(found[3], script), appends=found[2] == "+=")
         elif re.match(r"(foreach|for|while|switch|function|try|do)\b", statement, re.IGNORECASE):
             _forget(statement, script)
         elif not _SKIPPED.match(statement):
@@ -119,21 +119,6 @@ def _forget(statement: str, script: Script) -> None:
     for line in _statements(statement[start + 1 : -1] if start >= 0 else ""):
         if not (_ADD.fullmatch(line) or _ASSIGNMENT.fullmatch(line) or _IF.match(line) or _SKIPPED.match(line)):
             script.commands += _commands(line, inner)
-
-
-def _set(script: Script, name: str, value: Value, *, appends: bool) -> None:
-    name = name.lower()
-    former = script.variables.get(name, "") if appends else ""
-    if isinstance(former, Unknown) or isinstance(value, Unknown):
-        value = former if isinstance(former, Unknown) else value
-    elif appends and (isinstance(former, list) or isinstance(value, list)):
-        value = [
-            *([former] if isinstance(former, str) and former else former),
-            *([value] if isinstance(value, str) else value),
-        ]
-    elif appends:
-        value = f"{former}{value}"
-    script.variables[name] = value
 
 
 def _value(text: str, script: Script) -> Value:

@@ -71,6 +71,21 @@ class Script:
     variables: dict[str, Value] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
 
+    def assign(self, name: str, value: Value, *, appends: bool) -> None:
+        """Set a variable, or append to it; what is unknown of either stays so."""
+        former = self.variables.get(name, "") if appends else ""
+        if isinstance(former, Unknown) or isinstance(value, Unknown):
+            value = former if isinstance(former, Unknown) else value
+        elif appends and (isinstance(former, list) or isinstance(value, list)):
+            value = [
+                *([former] if isinstance(former, str) and former else former),
+                *([value] if isinstance(value, str) else value),
+            ]
+        elif appends:
+            unknown = next((each.unknown for each in (former, value) if isinstance(each, Partly)), None)
+            value = f"{former}{value}" if unknown is None else Partly(f"{former}{value}", unknown)
+        self.variables[name] = value
+
     def unread_variables(self) -> dict[str, str]:
         """Return why variables are unknown, by name."""
         return {name: value.why for name, value in self.variables.items() if isinstance(value, Unknown)}

@@ -91,22 +91,8 @@ class _Runner(Words):
             return True
         if re.search(rf"\$(?:{text_of(name)}\b|\{{{text_of(name)}\}})", text_of(node)):
             self.script.variables.setdefault(text_of(name), "")  # X="$X --more", of which nothing was set before
-        self._set(text_of(name), self.value(value), appends=appends)
+        self.script.assign(text_of(name), self.value(value), appends=appends)
         return True
-
-    def _set(self, name: str, value: Value, *, appends: bool) -> None:
-        former = self.script.variables.get(name, "") if appends else ""
-        if isinstance(former, Unknown) or isinstance(value, Unknown):
-            value = former if isinstance(former, Unknown) else value
-        elif appends and (isinstance(former, list) or isinstance(value, list)):
-            value = [
-                *([former] if isinstance(former, str) and former else former),
-                *([value] if isinstance(value, str) else value),
-            ]
-        elif appends:
-            unknown = next((each.unknown for each in (former, value) if isinstance(each, Partly)), None)
-            value = f"{former}{value}" if unknown is None else Partly(f"{former}{value}", unknown)
-        self.script.variables[name] = value
 
     def _unset_command(self, node: Any) -> bool:
         for child in node.named_children:
