@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from refused import refused
 
-from reelworks.annexes.imports import importer
+from reelworks.annexes.imports import importer, powershell
 from reelworks.annexes.imports.request import ImportRequest
 from reelworks.annexes.imports.rules import Fate
 from reelworks.training.recipe import recipe_file
@@ -121,3 +121,72 @@ if ({condition}) {{ $rank = 24 }}
 """
     _, recipe = imported(tmp_path, text, "run.ps1")
     assert recipe_file.load(recipe, []).lora.rank == rank
+
+
+# What PowerShell gives to `python` by its language reference; ? where a reader of the script need not know, but has to say so.
+ODD: list[tuple[str, str]] = [
+    # Lists, and what changes them.
+    ("$null = $l.Add('--w')\n$l.Add('--o=x') > $null\n$l.Add('--p') | Out-Null\npython t.py @l", "t.py|--w|--o=x|--p"),
+    ("$l.Add('--x')\n$l.Remove('--x')\npython t.py @l", "t.py|?"),
+    ("$l.Add('--x')\n$l[0] = '--y'\npython t.py @l", "t.py|?"),
+    ("$l.Add('--x')\n[array]::Reverse($l)\npython t.py @l", "t.py|?"),
+    ("$b = $l\n$b.Add('--x')\npython t.py @l", "t.py|--x"),
+    ("$a = @()\n$a.Add('--x')\npython t.py @a", "t.py|?"),  # an array has a fixed size
+    ("$a = @('--l=' + 'x', '--b')\npython t.py @a", "t.py|--l=x --b"),  # , binds before +
+    ("$a = @(\n'--a' # it's\n<# '--b' #>\n'--c', 3\n)\npython t.py @a", "t.py|--a|--c|3"),
+    # Variables.
+    ("$env:LR = '1'\n$LR = '2'\npython t.py $env:LR $LR \"$env:LR/x\" ${env:LR}", "t.py|1|2|1/x|1"),
+    ("$global:a = 1\npython t.py --a=$a --b=$script:a", "t.py|--a=1|--b=1"),
+    ("$n = 2\n$n *= 4\npython t.py --n $n", "t.py|--n|?"),
+    ("$n = 2\n$n++\npython t.py --n=$n", "t.py|?"),
+    ("$c, $d = 1, 2\npython t.py --c $c --d $d", "t.py|--c|?|--d|?"),
+    ("$a = $b = 3\npython t.py --a $a --b $b", "t.py|--a|?|--b|?"),
+    ("$x = 1\nSet-Variable x 4\npython t.py --x $x", "t.py|--x|?"),
+    ("$lr = 1\nfunction F($lr) { python t.py --lr=$lr }\nF 5", "t.py|?"),
+    ("function F { $script:h = 4 }\n$h = 5\nF\npython t.py --h $h", "t.py|--h|?"),
+    ("[string]$f = 1.50\npython t.py --f $f", "t.py|--f|?"),
+    # Values.
+    ("$e = 1 + 2\n$f = '1' + 2\n$g = 10 - 4\npython t.py --e $e --f $f --g $g", "t.py|--e|3|--f|12|--g|?"),
+    ("$a = 'x' +\n 'y'\n$b = 1,\n 2\npython t.py $a $b", "t.py|xy|1|2"),
+    ("$a = @(1, 2)\npython t.py \"$a[0]\" --b=$a[0] --c $a[0]", "t.py|1 2[0]|--b=1 2[0]|--c|?"),
+    ("$x = 'abc'\npython t.py \"$x.Length\" --a=$x.txt --b $x.Length", "t.py|abc.Length|--a=abc.txt|--b|?"),
+    ("$f = $false\npython t.py $true --f $f \"$f\" $null", "t.py|True|--f|False|False|?"),
+    ("$e = 4\npython t.py \"$($e * 2)\" --b=$($e + 1) --c=$(Get-Date)", "t.py|?|--b=5|?"),
+    ("$a = 0.00001\n$b = 1.0\n$c = 007\npython t.py $a $b $c 007", "t.py|1E-05|1|7|007"),
+    ("$x = 'a' -replace 'a', 'b'\n$y = '{0}' -f 'a', 'b'\npython t.py --x $x --y $y", "t.py|--x|?|--y|?"),
+    ("$h = @{ lr = '1' }\npython t.py --lr $h.lr @h", "t.py|--lr|?|?"),
+    ("python t.py 0.9,0.99 a,b 0.9, 0.99", "t.py|0.9,0.99|a,b|?|0.99"),
+    ("$d = 'C:\\a b'\npython t.py $d\"\\c\" $d/e --o=$d\"\\f\"", "t.py|C:\\a b\\c|C:\\a b/e|--o=C:\\a b\\f"),
+    ("python t.py -lr=0.5 --p=(1+2) \"a\"b", "t.py|?|?|?"),  # which it gives as several words
+    # Quotes.
+    ("$x = 1\npython t.py \"`$x\" `$x '$x' \"a`nb\" a` b", "t.py|$x|$x|$x|a\nb|a b"),
+    ("$s = '<# no #>'\npython t.py $s <# '--x' #> --t # '--u'", "t.py|<# no #>|--t"),
+    ("$s = \"\"# none, \"x\"\npython t.py --s=$s --t 'it''s' \"a \"\"b\"\"\"", "t.py|--s=|--t|it's|a \"b\""),
+    ("$t = @\"\na \"b\" $($l.Count)\n\"@\n$u = @'\nit's # $t\n'@\npython t.py --u=$u --t=$t", "t.py|--u=it's # $t|?"),
+    ("python t.py --a=1 `\n# --b=2 `\n --c=3", "t.py|--a=1|?"),
+    ("python t.py --a\n$x = 'open", "t.py|--a|?"),
+    # Conditions and flow.
+    ("if ('0') { $a = 1 } else { $a = 2 }\npython t.py $a", "t.py|1"),
+    ("if ('10' -gt '9') { $a = 1 } else { $a = 2 }\npython t.py $a", "t.py|2"),
+    ("if (10 -gt '9') { $a = 1 } else { $a = 2 }\npython t.py $a", "t.py|1"),
+    ("if ($false -eq '') { $a = 1 } elseif (1) { $a = 2 }\npython t.py $a", "t.py|1"),
+    ("if ('AdamW8bit' -ilike 'adam*')\n{ $a = 1 }\n# else\nelse\n{ $a = 2 }\npython t.py $a", "t.py|1"),
+    ("$c = if ($true) { 5 } else { 6 }\npython t.py --c $c", "t.py|--c|5"),
+    ("python t.py 1\nexit\npython t.py 2", "t.py|1"),
+    ("foreach ($s in 1..3) { if ($s -gt 0) { python t.py --s=$s } }", "t.py|?"),
+    ("try { python t.py --a 1 }\ncatch { Write-Host x; exit }\nfinally { $z = 1 }", "t.py|--a|1"),
+    ("$a = 1\ntry { $a = 2 } catch { $a = 3 }\npython t.py --a=$a", "t.py|?"),
+    ("$i = 0\nwhile ($i -lt 3) { python t.py --i=$i; $i++ }", "t.py|?"),
+    ("$out = python t.py --lr 1 2>&1 | Tee-Object log.txt", "t.py|--lr|1"),
+    ("[void](python t.py --lr 1 > log.txt --x)", "t.py|--lr|1|--x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "words"), ODD, ids=range(len(ODD)))
+def test_a_word_of_powershell_is_what_it_gives_or_said_to_be_unknown(text: str, words: str) -> None:
+    script = powershell.follow(f"$l = New-Object System.Collections.ArrayList\n{text}\n")
+    (command,) = [each for each in script.commands if each.words[:1] == ["python"]]
+    known = [word for word in words.split("|") if word != "?"]
+    said = [word for word in command.words[1:] if not any(source in word for source in command.notes)]
+    assert said == known
+    assert words.count("?") == len(command.words) - 1 - len(said) + len(command.unread)

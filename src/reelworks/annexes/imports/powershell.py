@@ -1,272 +1,469 @@
-"""Read the commands of a PowerShell script without running it: a strict reader of what scripts that start a training consist of.
+"""Read the commands of a PowerShell script without running it.
 
-Followed are assignments of texts, numbers, arrays and lists, `+=`, `.Add(…)`, and `if` by what the script sets. Whatever else
-names a variable makes it unknown.
+Followed are texts, numbers, switches, arrays and lists, what is set to them by `=`, `+=` and `.Add(…)`, sums, comparisons, and `if`
+by what the script sets. Of all else nothing is known: neither its value nor what it sets. Blocks of a loop, of a function that is
+called, and of a branch under a condition that is not known may be run or not.
 """
 
 from __future__ import annotations
 
+import fnmatch
+import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import reduce
+from itertools import pairwise
+from typing import Any
 
-from reelworks.annexes.imports.script import Command, Script, Unknown, Value
+from reelworks.annexes.imports.script import Command, Partly, Script, Unknown
 
-_NAME = r"\$\{?(?:env:)?([A-Za-z_]\w*)\}?"
-_VARIABLE = re.compile(_NAME, re.IGNORECASE)
-_IN_TEXT = re.compile(rf"\$\({_NAME}\)|{_NAME}", re.IGNORECASE)
-_ASSIGNMENT = re.compile(rf"(?:\[[^\]]+\]\s*)?{_NAME}\s*(\+?=)(?!=)\s*(.*)", re.IGNORECASE | re.DOTALL)
-_ADD = re.compile(rf"(?:\[void\]\s*)?{_NAME}\.(Add|AddRange)\((.*)\)(?:\s*\|\s*Out-Null)?", re.IGNORECASE | re.DOTALL)
-_EMPTY_LIST = re.compile(r"(?:\[[\w.\[\]]+\]::new\(\)|New-Object\s+[\w.\[\]]+|@\(\s*\))", re.IGNORECASE)
-_IF = re.compile(r"(if|elseif|else)\b\s*", re.IGNORECASE)
-_SKIPPED = re.compile(
-    r"(Write-\w+|Read-Host|Set-Location|cd|param|exit|\.\\?[\w\\/.]*activate\S*|Activate\S*)\b", re.IGNORECASE
+_MOST_STEPS = 20_000  # statements that are followed, so that blocks of blocks end
+_D, _S = '"\u201c\u201d\u201e', "'\u2018\u2019\u201a\u201b"  # those of print are quotes too
+_INNER = rf"[^(){_D}{_S}]|[{_D}][^{_D}]*[{_D}]|[{_S}][^{_S}]*[{_S}]"
+_INSERTED = rf"\$\((?:{_INNER}|\((?:{_INNER})*\))*\)"
+_VARIABLE = r"\$(?:\{[^}]+\}|(?:\w+:)?\w+)"
+_TEXT = (
+    rf"@[{_D}][ \t]*\n(?:.*?\n)??[{_D}]@|@[{_S}][ \t]*\n(?:.*?\n)??[{_S}]@"
+    rf"|[{_D}](?:{_INSERTED}|`.|[{_D}]{{2}}|[^{_D}`$]|\$(?!\())*[{_D}]|[{_S}](?:[^{_S}]|[{_S}]{{2}})*[{_S}]"
 )
-_QUOTED = r'"(?:[^"`]|`.|"")*"|\'(?:[^\']|\'\')*\''
-_WORD = re.compile(rf"(?:{_QUOTED}|[^\s\"'])+", re.DOTALL)
-_COMPARED = re.compile(r"(.+?)\s+-(eq|ne|gt|ge|lt|le)\s+(.+)", re.IGNORECASE | re.DOTALL)
-_ENDS = frozenset({"&&", "||", "|", ";", ">", ">>", "2>&1"})
+_COMMENT = rf"<\#.*?\#>|(?<![^\s(){{}};,|&{_D}{_S}])\#[^\n]*"
+_MARK = (  # of a line that goes on in the next
+    r"`[ \t]*\n[ \t]*|(?:(?<=[,|&])|(?<=\s[+=])|(?<=\s-or)|(?<=\s-and))[ \t]*(?:#[^\n]*)?\n"
+    r"|\n(?=(?:\s|\#[^\n]*\n)*(?:\{|(?:else|elseif|catch|finally|until)\b))"
+)
+_SETTING = r"(?:[-+*/%]|\?\?)?=(?!=)|\+\+|--|in\b"
+_OF_COMMANDS = r"(?:Write|Read|Get|Test|Join|Split|Set|New|Copy|Move|Remove|Out|Select|Where|ForEach|Tee|Measure)-\w+"
+_KEYWORDS = "if|foreach|for|while|switch|function|filter|try|do|trap|class|enum|begin|process|end"
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE | re.DOTALL)
+
+
+_TOKEN = _compiled(
+    rf"(?P<mark>{_MARK})|(?P<comment>{_COMMENT})|{_TEXT}|`.|{_VARIABLE}|@\w+|[$@]?\(|@?\{{|[)}}]|&&|\|\||[\d*]?>>?(?:&\d)?"
+    rf"|[\n;,|&+]|[^\S\n]+|[^\s{_D}{_S}`$@(){{}};,|&+>]+|."
+)
+_QUOTED, _NAMED, _TERM = _compiled(_TEXT), _compiled(_VARIABLE), _compiled(rf"{_TEXT}|{_VARIABLE}|{_INSERTED}")
+_IN_TEXT = _compiled(rf"`.|[{_D}]{{2}}|{_INSERTED}|{_VARIABLE}")
+_ASSIGNMENT = _compiled(rf"((?:\[[\w.\[\]]+\])?)\s*({_VARIABLE})\s*(\+?=)(?!=)\s*(.*)")
+_SETS = _compiled(
+    rf"{_VARIABLE}(?:\s*,\s*{_VARIABLE}|\.\w+|\[[^\]]*\])*\s*(?:{_SETTING})|(?:\+\+|--|\[ref\])\s*{_VARIABLE}|^param\b.*"
+    rf"|(?P<call>(?:{_VARIABLE}[\w.]*\.|::)\w+\([^)]*)"
+)
+_ADDS = _compiled(rf"(?:\[void\]\s*|\$null\s*=\s*)?({_VARIABLE})\.(Add|AddRange)")
+_LIST = _compiled(r"\[[\w.]*(?:ArrayList|List\[\w+\])\]::new\(\)|New-Object\s+[\w.]*(?:ArrayList|List\[\w+\])")
+_KEYWORD = _compiled(rf"(?:\$[\w:]+\s*=\s*)?(?::\w+\s+)?({_KEYWORDS})\b")
+_CLAUSE = _compiled(r"else|elseif|catch|finally|until|while|\[.*|\(.*")
+_LEAVES = _compiled(r"(?:exit|return|break|continue|throw)\b")
+_EXPRESSION = _compiled(rf"[-$@(\[\d!+,{{{_D}{_S}]|\.\d")
+_LOGICAL, _COMPARED = _compiled(r"-(and|or)"), _compiled(r"-i?(eq|ne|gt|ge|lt|le|like|notlike)")
+_OPERATOR, _SPLITS = _compiled(r"-[a-z]+|[?|=]+"), _compiled(rf"[@({{{_D}{_S}]|\$\(|-\w[^{_D}{_S}]*?[.:]|--%$")
+_QUIET = _compiled(rf"{_OF_COMMANDS}|cd|echo|%|[\w./\\]*activate(?:\.ps1|\.bat)?")
+_OPENS = ("(", "$(", "@(", "{", "@{")
+_CONSTANTS = {"true": True, "false": False, "null": None}
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "0": "\0"}
+_UNSET = "the script does not set"
+
+
+class _Ends(Exception):  # noqa: N818
+    """The script, or a block of it, ends."""
+
+
+class _Growing(list[Any]):
+    """A list that `.Add` grows, for every name that it has."""
 
 
 def follow(text: str) -> Script:
     """Follow a script."""
-    script = Script()
-    text = re.sub(r"<#.*?#>", "", text, flags=re.DOTALL)
-    _run(re.sub(r"[ \t]*`[ \t]*\r?\n[ \t]*", " ", text), script)
-    return script
+    reader, text = _Reader(), text.replace("\r\n", "\n")
+    with suppress(_Ends):
+        reader.run(text)
+    tokens = [*_tokens(text)]
+    opened = sum((token in _OPENS) - (token in (")", "}")) for token in tokens)
+    if opened or reader.steps > _MOST_STEPS or {*tokens} & {*_D, *_S}:
+        for command in reader.script.commands:  # of any, words may be missing
+            command.unread.append("something open or too long in its script, which is not understood")
+    return reader.script
 
 
-def _run(text: str, script: Script) -> None:
-    statements = [*_statements(text)]
-    while statements:
-        statement = statements.pop(0)
-        if (found := _IF.match(statement)) is not None and found[1].lower() == "if":
-            branches = [statement]
-            while statements and (more := _IF.match(statements[0])) is not None and more[1].lower() != "if":
-                branches.append(statements.pop(0))
-            _branch(branches, script)
-        elif (found := _ADD.fullmatch(statement)) is not None:
-            value = _value(found[3], script)
-            added = value if isinstance(value, list | Unknown) else [value]
-            script.assign(found[1].lower(), added, appends=True)
-        elif (found := _ASSIGNMENT.fullmatch(statement)) is not None:
-            script.assign(found[1].lower(), _value(found[3], script), appends=found[2] == "+=")
-        elif re.match(r"(foreach|for|while|switch|function|try|do)\b", statement, re.IGNORECASE):
-            _forget(statement, script)
-        elif not _SKIPPED.match(statement):
-            script.commands += _commands(statement, script)
+class _Reader:
+    """Values are texts, numbers, switches, None, lists of these, and `Unknown`."""
+
+    def __init__(self) -> None:
+        self.script = Script()
+        self.variables: dict[str, Any] = {}
+        self.steps = 0
+        self._types: dict[str, str] = {}
+        self._functions: dict[str, str] = {}
+
+    # Statements return what they put out.
+
+    def run(self, text: str) -> list[Any]:
+        return [value for statement in _statements(text) for value in self._run(statement)]
+
+    def _run(self, statement: str) -> list[Any]:
+        self.steps += 1
+        if self.steps > _MOST_STEPS:
+            raise _Ends
+        pieces, found = _pieces(statement), _KEYWORD.match(statement)
+        groups, kind = [piece for piece in pieces if piece[0] in "({"], found[1].lower() if found else ""
+        if self._adds(pieces):
+            return []
+        if (assigned := _ASSIGNMENT.fullmatch(statement)) is not None:
+            self._assign(*assigned.groups())
+        elif kind == "if":
+            return self._branch(groups, statement)
+        elif kind in ("function", "filter"):
+            self._functions[pieces[2].lower()] = (
+                f"{{{''.join(f'param{each}' for each in groups[:-1])}\n{groups[-1][1:]}"
+            )
+        elif kind:
+            return [self._maybe(pieces, statement)]
+        elif re.match(r"param\b", statement, re.IGNORECASE):
+            self._changed(statement)
+        elif (left := _LEAVES.match(statement)) is not None:
+            self.run(statement[left.end() :])
+            raise _Ends
+        elif re.match(r"-(?!not\b|join\b|split\b|[\d.($])", statement, re.IGNORECASE):
+            for command in self.script.commands[-1:]:
+                command.unread.append(f'"{statement[:60]}" below it, which is no part of it: no ` is at the end before')
+        else:
+            stages = [*_split(pieces, re.compile(r"\||&&|\|\|"))]
+            values = [self._stage("".join(stage).strip()) for stage in stages]
+            return values if len(stages) == 1 else [Unknown(statement, "is not followed", "--" in statement)]
+        return []
+
+    def _stage(self, text: str) -> Any:
+        return self.value(text) if _EXPRESSION.match(text) else self._command(text)
+
+    def _assign(self, kind: str, variable: str, sign: str, text: str) -> None:
+        name, value = _key(variable), self.value(text)
+        kind = self._types[name] = kind or self._types.get(name, "")
+        self.variables[name] = _cast(kind, _sum(self.variables.get(name), value) if sign == "+=" else value)
+
+    def _adds(self, pieces: list[str]) -> bool:
+        """Add to a list if a statement says so; whether it does."""
+        at = next((i for i, piece in enumerate(pieces) if piece[0] == "("), 0)
+        found, rest = _ADDS.fullmatch("".join(pieces[:at])), "".join(pieces[at + 1 :])
+        if found is None or not re.fullmatch(r"\s*(?:\|\s*Out-Null|>\s*\$null)?", rest, re.IGNORECASE):
+            return False
+        held, value = self.variables.get(_key(found[1])), self.value(pieces[at])
+        is_one = found[2].lower() == "add"
+        if isinstance(held, _Growing) and "," not in _pieces(pieces[at][1:-1]) and (is_one or isinstance(value, list)):
+            grown = _Growing([*held, *([_item(value)] if is_one else value)])
+            self.variables |= {name: grown for name, one in self.variables.items() if one is held}
+        elif not isinstance(held, Unknown):  # an array, which refuses it
+            self._forget([found[1]], "".join(pieces))
+        return True
+
+    def _branch(self, groups: list[str], statement: str) -> list[Any]:
+        """Run the branch whose condition holds; if that is unknown, all that may be run."""
+        possible = list[str]()
+        for before, group in pairwise(["", *groups, "{}"]):
+            held = _truth(self.value(before)) if before[:1] == "(" and group[0] == "{" else True
+            if group[0] == "{" and held is not False:
+                possible.append(group)
+                if held:
+                    break
+        return self.run(possible[0][1:-1]) if len(possible) == 1 else [self._maybe(possible, statement)]
+
+    def _maybe(self, pieces: list[str], statement: str) -> Unknown:
+        """Run blocks that may be run or not, in any order: of what they set, nothing is known in them and afterwards."""
+        why = f"depends on {(statement.partition('{')[0].strip() or statement)[:60]!r}"
+        for block in [*filter(None, map(_inside, pieces)), ""]:
+            self._changed("".join(pieces), why)
+            with suppress(_Ends):
+                self.run(block)
+        return Unknown(statement, why, "--" in statement)
+
+    def _changed(self, text: str, why: str = "") -> None:
+        """Make unknown what a text sets; a call may change a list."""
+        for found in _SETS.finditer(_QUOTED.sub("''", text)):
+            names = _NAMED.findall(found[0])
+            held = [each for each in names if isinstance(self._variable(each), list)]
+            self._forget(held if found["call"] else names, text, why)
+
+    def _forget(self, variables: Iterable[str], text: str, why: str = "") -> None:
+        """Make variables unknown, with the other names of lists among them."""
+        for variable in variables:
+            held = self.variables.get(_key(variable))
+            has_options = "--" in text or isinstance(held, list) or (isinstance(held, Unknown) and held.has_options)
+            others = [name for name, one in self.variables.items() if isinstance(one, list) and one is held]
+            unknown = Unknown(variable, why or f"is set by {text[:60]!r}", has_options)
+            self.variables |= dict.fromkeys([_key(variable), *others], unknown)
+
+    # Expressions.
+
+    def value(self, text: str) -> Any:
+        """Return the value of an expression, or what a statement puts out."""
+        text = text.strip()
+        if _LIST.fullmatch(text):
+            return _Growing()
+        if not _EXPRESSION.match(text):
+            return _single(self.run(text))
+        value = self._expression(_pieces(text))
+        self._changed(text)
+        return value
+
+    def _expression(self, pieces: list[str]) -> Any:
+        text = "".join(pieces).strip()
+        pieces = [piece for piece in pieces if not piece.isspace()]
+        for signs, calculate in ((_LOGICAL, _joined), (_COMPARED, _compared)):  # a kind binds alike, from left to right
+            if at := max((i for i, piece in enumerate(pieces) if signs.fullmatch(piece)), default=0):
+                sign = signs.sub(r"\1", pieces[at]).lower()
+                done = calculate(self._expression(pieces[:at]), sign, self._expression(pieces[at + 1 :]))
+                return Unknown(text, "is not known") if done is None else done
+        if any(_OPERATOR.fullmatch(piece) for piece in pieces[1:]):
+            return self._unfollowed(text)
+        if "+" in pieces:
+            return reduce(_sum, map(self._expression, _split(pieces, re.compile(r"\+"))))
+        if "," in pieces:
+            items = [self._expression(item) for item in _split(pieces, re.compile(","))]
+            is_plain = all(not isinstance(item, Unknown) or _NAMED.fullmatch(item.source) for item in items)
+            return [*map(_item, items)] if is_plain else Unknown(text, "is not followed", "--" in text)
+        if len(pieces) == 1:
+            return self._term(text)
+        if pieces and pieces[0].lower() in ("!", "-not"):
+            held = _truth(self._expression(pieces[1:]))
+            return Unknown(text, "is not known") if held is None else not held
+        if len(pieces) == 2 and re.fullmatch(r"\[[\w.\[\]]+\]", pieces[0]):
+            return _cast(pieces[0], self._expression(pieces[1:]))
+        return self._unfollowed(text)
+
+    def _unfollowed(self, text: str) -> Unknown:
+        self._maybe(_pieces(text), text)
+        return Unknown(text, "is not followed", "--" in text)
+
+    def _term(self, text: str) -> Any:
+        if _QUOTED.fullmatch(text):
+            return self._quoted(text)
+        if _NAMED.fullmatch(text):
+            return self._variable(text)
+        if re.fullmatch(r"-?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?", text, re.IGNORECASE):
+            return int(text) if re.fullmatch(r"-?\d{1,9}", text) else float(text)
+        inner = _inside(text)
+        if inner is None or text[0] == "{":
+            return self._unfollowed(text)
+        if text[0] == "(":
+            return self.value(inner) if len([*_statements(inner)]) == 1 else self._unfollowed(text)
+        value = _flat(self.run(inner)) if text[0] == "@" else _single(self.run(inner))
+        return value._replace(source=text) if isinstance(value, Unknown) else value
+
+    def _variable(self, text: str) -> Any:
+        value = (_CONSTANTS if _key(text) in _CONSTANTS else self.variables).get(_key(text), Unknown(text, _UNSET))
+        return value._replace(source=text) if isinstance(value, Unknown) else value
+
+    def _quoted(self, text: str) -> str:
+        is_here = text[0] == "@"
+        inner = text.partition("\n")[2][:-3] if is_here else text[1:-1]
+        if text[is_here] in _S:
+            return inner if is_here else re.sub(rf"([{_S}])[{_S}]", r"\1", inner)
+        parts, end = list[Any](), 0
+        for found in _IN_TEXT.finditer(inner):
+            first, second = found[0][0], found[0][1]
+            value = _ESCAPED.get(second, second) if first == "`" else found[0] if is_here else first
+            parts += [inner[end : found.start()], self._term(found[0]) if first == "$" else value]
+            end = found.end()
+        return _text(*parts, inner[end:])
+
+    # Commands.
+
+    def _command(self, text: str) -> Unknown:
+        """Add a command, which puts out what nobody knows."""
+        command = Command([])
+        for word in _words(_pieces(text)):
+            if command.words or command.unread or word not in (["&"], ["."]):
+                _add(command, "".join(word), self._word(word))
+        name = command.words[0].lower() if command.words else ""
+        if (body := self._functions.pop(name, None)) is not None:
+            self._forget([each for each in _NAMED.findall(text) if isinstance(self._variable(each), list)], text)
+            self._maybe([body], text)
+            self._functions[name] = body
+        elif re.fullmatch(r"(?:\w+-)?variable|[scnr]v|set-item|si", name):
+            self._forget([f"${word}" for word in command.words if _key(f"${word}") in self.variables], text)
+        elif not _QUIET.fullmatch(name):
+            self.script.commands.append(command)
+        return Unknown(text, "is what another command prints", "--" in text)
+
+    def _word(self, pieces: list[str]) -> Any:
+        """Return the value of a word of a command, in which text needs no quotes."""
+        raw, first = "".join(pieces), pieces[0]
+        if "," in pieces:  # a list is one word
+            items = [self._word(item) if item else None for item in _split(pieces, re.compile(","))]
+            words = [item for item in items if type(item) is str and not re.search(r"\s", item)]
+            return ",".join(words) if len(words) == len(items) else Unknown(raw, "is not followed", True)
+        if len(pieces) == 1 and re.match(rf"\$.|[@({{{_D}{_S}]", raw):
+            value = self._variable(raw) if re.match(r"@\w", raw) else self._term(raw)
+            return Unknown(raw, "is $null") if value is None else value
+        ends_early = _SPLITS.match(raw) or (_NAMED.fullmatch(first) and pieces[1][0] not in f"/\\-{_D}{_S}")
+        if ends_early or any(re.match(r"@?[({#]", piece) for piece in pieces):
+            return self._unfollowed(raw)
+        return _text(*(self._term(each) if _TERM.fullmatch(each) else each.removeprefix("`") for each in pieces))
+
+
+def _add(command: Command, raw: str, value: Any) -> None:
+    """Add the words that one becomes to a command, with what is unknown in them."""
+    for each in value if isinstance(value, list) else [value]:
+        is_value = bool(command.words) and command.words[-1].startswith("-") and "=" not in command.words[-1]
+        word, has_options = _text(each), isinstance(each, Unknown) and each.has_options
+        unknown = word.unknown if isinstance(word, Partly) else None
+        if unknown is not None and (has_options or (not is_value and word.startswith(unknown.source))):
+            command.unread.append(f"{raw}, which {unknown.why}")
+            continue
+        if unknown is not None:
+            command.notes[unknown.source] = unknown.why
+        command.words.append(str(word))
+
+
+# Texts.
+
+
+def _tokens(text: str) -> Iterator[str]:
+    former = last = " "
+    for found in _TOKEN.finditer(text):
+        # In a word, # behind its quotes is part of it.
+        if found["comment"] is None or (last[-1] in _D + _S and not former.isspace() and former[-1] == "=" != former):
+            former, last = last, " " if found["mark"] else found[0]
+            yield last
+
+
+def _pieces(text: str) -> list[str]:
+    """Return the tokens of a text, of which those in brackets are one with these."""
+    pieces, opened, depth = list[str](), list[str](), 0
+    for token in _tokens(text):
+        depth += (token in _OPENS) - (token in (")", "}") and depth > 0)
+        opened.append(token)
+        if depth == 0:
+            pieces.append("".join(opened))
+            opened.clear()
+    return pieces + opened
+
+
+def _inside(piece: str) -> str | None:
+    """Return what is run or calculated in brackets; None of what has none."""
+    found = re.fullmatch(r"(?:[$@]?\(|\{)(.*)[)}]", piece, re.DOTALL)
+    return None if found is None else found[1]
 
 
 def _statements(text: str) -> Iterator[str]:
-    """Yield statements without their comments; a line ends one unless a bracket is open."""
-    parts, depth = list[str](), 0
-    for token in re.findall(rf"{_QUOTED}|#[^\n]*|[(){{}}\n;]|[^\"'#(){{}}\n;]+|.", text, re.DOTALL):
-        if token.startswith("#") and (not parts or not parts[-1] or parts[-1][-1:].isspace() or parts[-1] in "(){"):
-            continue
-        if token in ("\n", ";") and not depth:
-            yield from _whole(parts)
+    """Yield statements: a line ends one, and so does the last block of one that consists of blocks."""
+    parts, last = list[str](), ""
+    for piece in [*_pieces(text), ";"]:
+        ends = last[:1] == "{" and piece.strip() and piece[0] not in "{|" and not _CLAUSE.fullmatch(piece)
+        if piece in ("\n", ";") or (ends and _KEYWORD.match("".join(parts).strip())):
+            if said := "".join(parts).strip():
+                yield said
             parts = []
-            continue
-        depth += (token in "({") - (token in ")}") if len(token) == 1 else 0
-        parts.append(token)
-        if token == "}" and not depth:
-            yield from _whole(parts)
-            parts = []
-    yield from _whole(parts)
+        parts += [piece] if piece not in ("\n", ";") else []
+        last = piece if piece.strip() else last
 
 
-def _whole(parts: list[str]) -> Iterator[str]:
-    if statement := "".join(parts).strip():
-        yield statement
-
-
-def _branch(branches: list[str], script: Script) -> None:
-    """Run the first branch whose condition holds; of what others may set, nothing is known if that is unknown."""
-    for branch in branches:
-        found = _IF.match(branch)
-        assert found is not None
-        condition, body = "", branch[found.end() :]
-        if found[1].lower() != "else":
-            end = _closing(body)
-            condition, body = body[1:end], body[end + 1 :]
-        held = _holds(condition, script) if condition else True
-        if held is None:
-            for each in branches:
-                _forget(each, script)
-            return
-        if held:
-            _run(body.strip()[1:-1], script)
-            return
-
-
-def _closing(text: str) -> int:
-    depth = 0
-    for found in re.finditer(rf"{_QUOTED}|[()]", text, re.DOTALL):
-        depth += {"(": 1, ")": -1}.get(found[0], 0)
-        if depth == 0:
-            return found.start()
-    return len(text)
-
-
-def _forget(statement: str, script: Script) -> None:
-    """Make what a statement sets unknown, and read its commands, which may be run or not."""
-    names = [found[1] for found in re.finditer(rf"{_NAME}\s*(?:\+?=(?!=)|\.Add)", statement, re.IGNORECASE)]
-    inner = Script(variables=dict(script.variables))
-    for name in names:
-        script.variables[name.lower()] = inner.variables[name.lower()] = Unknown(
-            f"${name}", f"depends on {statement.partition('{')[0].strip()[:60]!r}", "--" in statement
-        )
-    start = statement.find("{")
-    for line in _statements(statement[start + 1 : -1] if start >= 0 else ""):
-        if not (_ADD.fullmatch(line) or _ASSIGNMENT.fullmatch(line) or _IF.match(line) or _SKIPPED.match(line)):
-            script.commands += _commands(line, inner)
-
-
-def _value(text: str, script: Script) -> Value:
-    """Return the value of an expression."""
-    text = text.strip()
-    if _EMPTY_LIST.fullmatch(text):
-        return []
-    if text.startswith("@(") and _closing(text[1:]) == len(text) - 2:
-        return _listed(text[2:-1], script)
-    if len([*_split(text, ",\n")]) > 1:
-        return _listed(text, script)
-    if len(terms := [*_split(text, "+")]) > 1:
-        found = [_value(term, script) for term in terms]
-        unknown = next((each for each in found if isinstance(each, Unknown)), None)
-        if unknown is not None:
-            return unknown
-        if any(isinstance(each, list) for each in found):
-            return [piece for each in found for piece in _pieces(each)]
-        return "".join(map(str, found))
-    if text.startswith("(") and _closing(text) == len(text) - 1:
-        return _value(text[1:-1], script)
-    return _term(text, script)
-
-
-def _term(text: str, script: Script) -> Value:
-    if re.fullmatch(r"'(?:[^']|'')*'", text, re.DOTALL):
-        return text[1:-1].replace("''", "'")
-    if re.fullmatch(r'"(?:[^"`]|`.|"")*"', text, re.DOTALL):
-        return _expanded(text[1:-1], script)
-    if re.fullmatch(r"[-+]?[\d.]+(?:e[-+]?\d+)?", text, re.IGNORECASE):
-        return text
-    if text.lower() in ("$true", "$false", "$null", ""):
-        return "" if text.lower() in ("$null", "$false") else text.lower().removeprefix("$")
-    if (found := _VARIABLE.fullmatch(text)) is not None:
-        return script.variables.get(found[1].lower(), Unknown(text, "the script does not set"))
-    return Unknown(text, "is not followed")
-
-
-def _expanded(text: str, script: Script) -> Value:
-    unknown: list[Unknown] = []
-
-    def known(found: re.Match[str]) -> str:
-        value = script.variables.get((found[1] or found[2]).lower(), Unknown(found[0], "the script does not set"))
-        if isinstance(value, Unknown):
-            unknown.append(value)
-            return found[0]
-        return value if isinstance(value, str) else " ".join(value)
-
-    done = re.sub(r"`(.)", r"\1", _IN_TEXT.sub(known, text).replace('""', '"'))
-    return unknown[0] if unknown and unknown[0].has_options else done
-
-
-def _listed(text: str, script: Script) -> Value:
-    values = [_value(item, script) for item in _split(text, ",\n") if item.strip()]
-    unknown = next((each for each in values if isinstance(each, Unknown)), None)
-    return unknown or [piece for each in values for piece in _pieces(each)]
-
-
-def _pieces(value: Value) -> list[str]:
-    assert not isinstance(value, Unknown)
-    return [value] if isinstance(value, str) else value
-
-
-def _split(text: str, signs: str) -> Iterator[str]:
-    """Yield the parts of an expression between signs that no quotes and brackets hold."""
-    part, depth = "", 0
-    for token in re.findall(rf"{_QUOTED}|#[^\n]*|.", text, re.DOTALL):
-        if token.startswith("#"):
-            continue
-        depth += (token in "([{") - (token in ")]}") if len(token) == 1 else 0
-        if token in signs and len(token) == 1 and not depth and (token != "+" or part.strip()):
+def _split(pieces: list[str], sign: re.Pattern[str]) -> Iterator[list[str]]:
+    part = list[str]()
+    for piece in pieces:
+        if sign.fullmatch(piece):
             yield part
-            part = ""
+            part = []
         else:
-            part += token
+            part.append(piece)
     yield part
 
 
-def _holds(condition: str, script: Script) -> bool | None:
-    """Return whether a condition holds; None if that is unknown."""
-    condition = condition.strip()
-    bare = re.sub(r"""'[^']*'|"[^"]*\"""", lambda text: "x" * len(text[0]), condition)
-    joints = [
-        joint
-        for joint in re.finditer(r"\s-(and|or)\s", bare, re.IGNORECASE)
-        if bare[: joint.start()].count("(") == bare[: joint.start()].count(")")
-    ]
-    if joints:  # both bind alike, from left to right
-        decides = joints[-1][1].lower() == "or"
-        held = [_holds(part, script) for part in (condition[: joints[-1].start()], condition[joints[-1].end() :])]
-        return decides if decides in held else None if None in held else not decides
-    if condition.startswith("(") and _closing(condition) == len(condition) - 1:
-        return _holds(condition[1:-1], script)
-    if (negated := re.fullmatch(r"(?:-not\s*|!)(.*)", condition, re.IGNORECASE | re.DOTALL)) is not None:
-        held_inside = _holds(negated[1], script)
-        return None if held_inside is None else not held_inside
-    if (found := _COMPARED.fullmatch(condition)) is not None:
-        a, b = _value(found[1], script), _value(found[3], script)
-        if not isinstance(a, str) or not isinstance(b, str):
-            return None
-        return _compared(a, found[2].lower(), b)
-    value = _value(condition, script)
-    if isinstance(value, Unknown):
+def _words(pieces: list[str]) -> Iterator[list[str]]:
+    """Yield the words of a command, each as its pieces, without those that say where its output goes."""
+    is_target = False
+    for word in _split(pieces, re.compile(r"\s+")):
+        at = next((i for i, piece in enumerate(word) if re.match(r"[\d*]?>", piece)), len(word))
+        if word[:at] and not is_target:
+            yield word[:at]
+        is_target = (at == len(word) - 1 and "&" not in word[at]) or (is_target and not word)
+
+
+def _key(variable: str) -> str:
+    return re.sub(r"^(?:script|global|local|private|variable):", "", variable.strip("$@{}").lower())
+
+
+# Values.
+
+
+def _text(*values: Any, between: str = "") -> str:
+    """Return values as one text, which is partly unknown if one of them is."""
+    texts, unknown = list[str](), None
+    for value in values:
+        text = _text(*value, between=" ") if isinstance(value, list) else "" if value is None else value
+        if isinstance(text, Unknown | Partly):
+            unknown = unknown or (text if isinstance(text, Unknown) else text.unknown)
+        is_decimal, text = isinstance(text, float), text.source if isinstance(text, Unknown) else str(text)
+        texts.append(text.upper().removesuffix(".0") if is_decimal else text)
+    return between.join(texts) if unknown is None else Partly(between.join(texts), unknown)
+
+
+def _item(value: Any) -> Any:
+    return Partly(value.source, value) if isinstance(value, Unknown) else value
+
+
+def _flat(values: list[Any]) -> Any:
+    unknown = next((value for value in values if isinstance(value, Unknown)), None)
+    return unknown or [each for value in values for each in (value if isinstance(value, list) else [value])]
+
+
+def _single(values: list[Any]) -> Any:
+    found = _flat(values)
+    return found if isinstance(found, Unknown) or len(found) > 1 else next(iter(found), None)
+
+
+def _sum(a: Any, b: Any) -> Any:
+    if a is None or isinstance(a, Unknown):
+        return b if a is None else a
+    if isinstance(a, str):
+        return _text(a, b)
+    if isinstance(b, Unknown):
+        return b
+    if isinstance(a, list):
+        return [*a, *(b if isinstance(b, list) else [b])]
+    is_known = type(a) is type(b) is int and abs(a + b) < 2**31
+    return a + b if is_known else Unknown(f"{_text(a)} + {_text(b)}", "is not calculated")
+
+
+def _cast(kind: str, value: Any) -> Any:
+    """Return a value as a type that may stand before it."""
+    name = kind[1:-1].lower().removeprefix("system.")
+    if not kind or isinstance(value, Unknown):
+        return value
+    if name.endswith("arraylist") and isinstance(value, list):
+        return _Growing(value)
+    types = {"string": str, "int": int, "double": float, "bool": bool, "array": list, "object[]": list}
+    return value if isinstance(value, types.get(name, ())) else Unknown(kind, "is a conversion that is not followed")
+
+
+def _truth(value: Any) -> bool | None:
+    """Return whether a value is true; None if that is unknown."""
+    if isinstance(value, Unknown | Partly):
         return None
-    return bool(value) and value != "0"
+    return _truth(value[0]) if isinstance(value, list) and len(value) == 1 else bool(value)
 
 
-def _compared(a: str, sign: str, b: str) -> bool | None:
+def _joined(a: Any, sign: str, b: Any) -> bool | None:
+    decides, held = sign == "or", [_truth(a), _truth(b)]
+    return decides if decides in held else None if None in held else not decides
+
+
+def _compared(a: Any, sign: str, b: Any) -> bool | None:
+    """Return whether a comparison holds, for which the right side becomes of the type of the left one; None if unknown."""
+    if any(isinstance(each, Unknown | Partly | list) for each in (a, b)):
+        return None
+    if a is None or b is None:
+        return {"eq": a is b, "ne": a is not b}.get(sign)
+    if isinstance(a, str) or "like" in sign:
+        a, b = _text(a).lower(), _text(b).lower()
+    if "like" in sign:
+        return None if re.search(r"[\[`]", b) else fnmatch.fnmatchcase(a, b) == (sign == "like")
+    if isinstance(a, str) and sign not in ("eq", "ne") and not re.fullmatch(r"[0-9a-z.]*", a + b):
+        return None  # the order of other letters is that of a language
     try:
-        x, y = float(a or 0), float(b or 0)
+        b = b if isinstance(a, str) else bool(b) if isinstance(a, bool) else float(b or 0)
     except ValueError:
-        return {"eq": a.lower() == b.lower(), "ne": a.lower() != b.lower()}.get(sign)
-    return {"eq": x == y, "ne": x != y, "gt": x > y, "ge": x >= y, "lt": x < y, "le": x <= y}[sign]
-
-
-def _commands(statement: str, script: Script) -> list[Command]:
-    commands, words, unread, notes = list[Command](), list[str](), list[str](), dict[str, str]()
-    for raw in [*_WORD.findall(statement), ";"]:
-        if raw in _ENDS:
-            if words:
-                commands.append(Command(words, unread, notes))
-            words, unread, notes = [], [], {}
-        elif raw == "&" and not words:
-            continue
-        elif (found := re.fullmatch(rf"@?{_NAME}|@([A-Za-z_]\w*)", raw, re.IGNORECASE)) is not None:
-            name = found[1] or found[2]
-            value = script.variables.get(name.lower(), Unknown(raw, "the script does not set"))
-            is_value = bool(words) and words[-1].startswith("-") and "=" not in words[-1]
-            if not isinstance(value, Unknown):
-                words += [value] if isinstance(value, str) else value
-            elif is_value and not value.has_options:
-                words, notes[raw] = [*words, raw], value.why
-            else:
-                unread.append(f"{raw}, which {value.why}")
-        else:
-            words.append(_word(raw, script, unread, notes))
-    return commands
-
-
-def _word(raw: str, script: Script, unread: list[str], notes: dict[str, str]) -> str:
-    """Return a word of a command, whose quotes may stand within it."""
-    text = ""
-    for piece in re.findall(rf"{_QUOTED}|[^\"']+", raw, re.DOTALL):
-        value = piece[1:-1].replace("''", "'") if piece[0] == "'" else _expanded(piece.strip('"'), script)
-        if isinstance(value, Unknown):
-            unread.append(f"{raw}, which {value.why}")
-            value = raw
-        text += value if isinstance(value, str) else " ".join(value)
-    for found in _IN_TEXT.finditer(text) if "'" not in raw else ():
-        notes[found[0]] = "the script does not set"
-    return text
+        return {"eq": False, "ne": True}.get(sign)
+    return bool(getattr(operator, sign)(a, b))
