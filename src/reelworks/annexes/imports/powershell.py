@@ -56,7 +56,7 @@ _ADDS = _compiled(rf"(?:\[void\]\s*|\$null\s*=\s*)?({_VARIABLE})\.(Add|AddRange)
 _LIST = _compiled(r"\[[\w.]*(?:ArrayList|List\[\w+\])\]::new\(\)|New-Object\s+[\w.]*(?:ArrayList|List\[\w+\])")
 _KEYWORD = _compiled(rf"(?:\$[\w:]+\s*=\s*)?(?::\w+\s+)?({_KEYWORDS})\b")
 _CLAUSE = _compiled(r"else|elseif|catch|finally|until|while|\[.*|\(.*")
-_LEAVES = _compiled(r"(?:exit|return|break|continue|throw)\b")
+_ENDING = _compiled(r"(?:exit|return|break|continue|throw)\b")
 _EXPRESSION = _compiled(rf"[-$@(\[\d!+,{{{_D}{_S}]|\.\d")
 _LOGICAL, _COMPARED = _compiled(r"-(and|or)"), _compiled(r"-i?(eq|ne|gt|ge|lt|le|like|notlike)")
 _OPERATOR, _SPLITS = _compiled(r"-[a-z]+|[?|=]+"), _compiled(rf"[@({{{_D}{_S}]|\$\(|-\w[^{_D}{_S}]*?[.:]|--%$")
@@ -67,7 +67,7 @@ _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "0": "\0"}
 _UNSET = "the script does not set"
 
 
-class _Ends(Exception):  # noqa: N818
+class _Leaves(Exception):  # noqa: N818
     """The script, or a block of it, ends."""
 
 
@@ -78,7 +78,7 @@ class _Growing(list[Any]):
 def follow(text: str) -> Script:
     """Follow a script."""
     reader, text = _Reader(), text.replace("\r\n", "\n")
-    with suppress(_Ends):
+    with suppress(_Leaves):
         reader.run(text)
     tokens = [*_tokens(text)]
     opened = sum((token in _OPENS) - (token in (")", "}")) for token in tokens)
@@ -106,7 +106,7 @@ class _Reader:
     def _run(self, statement: str) -> list[Any]:
         self.steps += 1
         if self.steps > _MOST_STEPS:
-            raise _Ends
+            raise _Leaves
         pieces, found = _pieces(statement), _KEYWORD.match(statement)
         groups, kind = [piece for piece in pieces if piece[0] in "({"], found[1].lower() if found else ""
         if self._adds(pieces):
@@ -123,9 +123,9 @@ class _Reader:
             return [self._maybe(pieces, statement)]
         elif re.match(r"param\b", statement, re.IGNORECASE):
             self._changed(statement)
-        elif (left := _LEAVES.match(statement)) is not None:
+        elif (left := _ENDING.match(statement)) is not None:
             self.run(statement[left.end() :])
-            raise _Ends
+            raise _Leaves
         elif re.match(r"-(?!not\b|join\b|split\b|[\d.($])", statement, re.IGNORECASE):
             for command in self.script.commands[-1:]:
                 command.unread.append(f'"{statement[:60]}" below it, which is no part of it: no ` is at the end before')
@@ -174,7 +174,7 @@ class _Reader:
         why = f"depends on {(statement.partition('{')[0].strip() or statement)[:60]!r}"
         for block in [*filter(None, map(_inside, pieces)), ""]:
             self._changed("".join(pieces), why)
-            with suppress(_Ends):
+            with suppress(_Leaves):
                 self.run(block)
         return Unknown(statement, why, "--" in statement)
 

@@ -76,6 +76,8 @@ class Script:
         former = self.variables.get(name, "") if appends else ""
         if isinstance(former, Unknown) or isinstance(value, Unknown):
             value = former if isinstance(former, Unknown) else value
+        elif isinstance(former, list) and isinstance(value, str):
+            value = [f"{former[0] if former else ''}{value}", *former[1:]]
         elif appends and (isinstance(former, list) or isinstance(value, list)):
             value = [
                 *([former] if isinstance(former, str) and former else former),

@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from reelworks.annexes.imports.script import Command, Partly, Script, Unknown, Value
 from reelworks.annexes.imports.shell_words import NO_ARGUMENTS, Field, Words, parse, text_of
 
 _MOST_STEPS = 20_000  # nodes that are followed, so that loops of loops end
-_PRINTS = frozenset({"echo", "printf", "cat", "true", ":"})
+_SETS = frozenset({"let", "read", "readarray", "mapfile", "getopts", "printf"})  # variables by their names
+_PRINTS = frozenset({"echo", "cat", "true", ":"})
 
 
 def follow(text: str, beside: Callable[[str], str | None] = lambda _: None, *, is_script: bool = True) -> Script:
     """Follow a script, or the commands in another text; `beside` returns the text of a file that it sources, or None."""
     runner = _Runner(beside)
-    runner.run_text(_tidied(text))
+    with suppress(_Exit):
+        runner.run_text(_tidied(text))
     if is_script and (error := _first_error(parse(_tidied(text)))) is not None:
         for command in runner.script.commands:  # of any, words may be missing
             command.unread.append(
@@ -44,7 +47,7 @@ def _tidied(text: str) -> str:
 
 
 class _Exit(Exception):  # noqa: N818
-    """The script or a function ends."""
+    """The script, a function or a turn of a loop ends, as the word says that it has."""
 
 
 class _Runner(Words):
@@ -53,19 +56,23 @@ class _Runner(Words):
         self._beside = beside
         self._functions: dict[str, Any] = {}
         self._steps = 0
+        self._special: set[str] = set()
+        self._own: dict[str, Value | None] | None = None  # what is set again when the function that runs ends
 
     # Statements return whether they succeed, None if that is unknown.
 
     def run_text(self, text: str) -> bool | None:
         try:
             return self._run(parse(text))
-        except _Exit:
-            return None
+        except _Exit as end:
+            if end.args != ("exit",):
+                return None
+            raise
 
     def _run(self, node: Any) -> bool | None:
         self._steps += 1
         if self._steps > _MOST_STEPS:
-            raise _Exit
+            raise _Exit("exit")
         run = getattr(self, f"_{node.type}", None)
         if run is not None:
             done: bool | None = run(node)
@@ -92,12 +99,42 @@ class _Runner(Words):
         if re.search(rf"\$(?:{text_of(name)}\b|\{{{text_of(name)}\}})", text_of(node)):
             self.script.variables.setdefault(text_of(name), "")  # X="$X --more", of which nothing was set before
         self.script.assign(text_of(name), self.value(value), appends=appends)
+        if text_of(name) in self._special:
+            self.forget(text_of(node), [text_of(name)])
         return True
 
     def _unset_command(self, node: Any) -> bool:
-        for child in node.named_children:
-            self.script.variables.pop(text_of(child), None)
+        for name in (text_of(child).strip("'\"") for child in node.named_children):
+            if "[" in name:
+                self.forget(text_of(node), [name.partition("[")[0]])
+            self.script.variables.pop(name, None)
+            if "-f" in text_of(node):
+                self._functions.pop(name, None)
         return True
+
+    def _declaration_command(self, node: Any) -> bool | None:
+        """Set variables, which are a function's own if they are declared in one."""
+        names = [text_of(c.child_by_field_name("name") or c) for c in node.named_children if c.type != "word"]
+        if self._own is not None and node.children[0].type in ("local", "declare", "typeset"):
+            self._own = {name: self.script.variables.get(name) for name in names} | self._own
+        self._all(node.named_children)
+        if re.match(r"\w+\s+-\w*[in]", text_of(node)):  # what is set to them later is calculated, or sets another one
+            self.forget(text_of(node), [*names, *(str(self.script.variables.get(name, "")) for name in names)])
+            self._special.update(names)
+        return True
+
+    def _compound_statement(self, node: Any) -> bool | None:
+        if not text_of(node).startswith("(("):
+            return self._all(node.named_children)
+        self.forget(text_of(node))
+        return self._all(node.named_children)
+
+    def _pipeline(self, node: Any) -> bool | None:
+        """Run commands whose variables are their own."""
+        status: bool | None = True
+        for child in node.named_children:
+            status = self._subshell(child, [child])
+        return status
 
     def _function_definition(self, node: Any) -> bool:
         self._functions[text_of(node.child_by_field_name("name"))] = node.child_by_field_name("body")
@@ -118,12 +155,18 @@ class _Runner(Words):
             return self.run_text(" ".join(words[1:]))
         if name in ("source", ".") and len(words) > 1 and (text := self._beside(words[1])) is not None:
             return self.run_text(_tidied(text))
-        if name == "read" and stdin is not None:
+        if (
+            name == "read"
+            and stdin is not None
+            and [word for word in words[1:-1] if word[0] != "-" and word] in ([], [""])
+        ):
             self.script.variables[words[-1]] = stdin.strip()
         elif name in ("readarray", "mapfile") and stdin is not None:
             self.script.variables[words[-1]] = stdin.splitlines()
-        elif name in ("exit", "return"):
-            raise _Exit
+        elif name in ("exit", "return", "break", "continue"):
+            raise _Exit(name)
+        elif name in _SETS:
+            self.forget(text_of(node), words[1:] if name != "printf" or "-v" in words else ())
         elif name in ("test", "["):
             return self.tested([word for word in words[1:] if word != "]"], any(each.unknown for each in fields))
         elif name in ("true", "false"):
@@ -136,6 +179,8 @@ class _Runner(Words):
             self.arguments = [*map(_carried, fields[words.index("--") + 1 :])]
         elif name not in _PRINTS:
             self._add(fields, node)
+            if name == "exec" and len(words) > 1:
+                raise _Exit("exit")
         return True
 
     def _add(self, fields: list[Field], node: Any) -> None:
@@ -157,14 +202,19 @@ class _Runner(Words):
         self.script.commands.append(Command(words, unread, notes))
 
     def _call(self, name: str, arguments: list[str]) -> bool | None:
-        body, former = self._functions[name], self.arguments
-        self.arguments = arguments
+        body, former, own = self._functions[name], self.arguments, self._own
+        self.arguments, self._own = arguments, {}
         try:
             return self._run(body)
-        except _Exit:
+        except _Exit as end:
+            if end.args != ("return",):
+                raise
             return None
         finally:
-            self.arguments = former
+            for each, value in self._own.items():
+                self.script.variables[each] = value  # type: ignore[assignment]
+            self.script.variables = {key: value for key, value in self.script.variables.items() if value is not None}
+            self.arguments, self._own = former, own
 
     def _redirected_statement(self, node: Any) -> bool | None:
         body, stdin, target = node.child_by_field_name("body"), None, None
@@ -201,9 +251,10 @@ class _Runner(Words):
         status = self._run(node.named_children[-1])
         return None if status is None else not status
 
-    def _subshell(self, node: Any) -> bool | None:
-        former = dict(self.script.variables)
-        status = self._all(node.named_children)
+    def _subshell(self, node: Any, nodes: Sequence[Any] | None = None) -> bool | None:
+        former, status = dict(self.script.variables), None
+        with suppress(_Exit):
+            status = self._all(node.named_children if nodes is None else nodes)
         self.script.variables = former
         return status
 
@@ -242,16 +293,20 @@ class _Runner(Words):
     def _case_statement(self, node: Any) -> bool | None:
         fields = self.fields(node.child_by_field_name("value"))
         items = [child for child in node.named_children if child.type == "case_item"]
-        if len(fields) != 1 or fields[0].unknown is not None:
+        patterns = {item.id: self._patterns(item) for item in items}
+        is_known = len(fields) == 1 and fields[0].unknown is None and None not in patterns.values()
+        if not is_known or ";&" in text_of(node) or ";;&" in text_of(node):
             self._maybe([*(_branch(item) for item in items), []], text_of(node).partition("\n")[0])
             return None
         for item in items:
-            patterns = [
-                text_of(c).strip("'\"") for i, c in enumerate(item.children) if item.field_name_for_child(i) == "value"
-            ]
-            if any(fnmatch.fnmatchcase(fields[0].text, pattern) for pattern in patterns):
+            if any(fnmatch.fnmatchcase(fields[0].text, pattern) for pattern in patterns[item.id] or ()):
                 return self._all(_branch(item))
         return True
+
+    def _patterns(self, item: Any) -> list[str] | None:
+        found = [self.pattern(c) for i, c in enumerate(item.children) if item.field_name_for_child(i) == "value"]
+        known = [each for each in found if each is not None]
+        return known if len(known) == len(found) else None
 
     def _for_statement(self, node: Any) -> bool | None:
         name = text_of(node.child_by_field_name("variable"))
@@ -260,20 +315,36 @@ class _Runner(Words):
         body = node.child_by_field_name("body")
         if any(each.unknown for each in fields):
             self.script.variables[name] = Unknown(f"${name}", "a loop sets to what is not known")
-            self._maybe([[body]], text_of(node).partition("\n")[0])
+            self._loop(body, text_of(node).partition("\n")[0])
             return None
         for each in fields:
             self.script.variables[name] = each.text
-            self._run(body)
+            try:
+                self._run(body)
+            except _Exit as end:
+                if end.args == ("continue",):
+                    continue
+                if end.args == ("break",):
+                    break
+                raise
         return True
+
+    def _loop(self, body: Any, condition: str) -> None:
+        """Run what may be run again: what it sets is unknown in it too."""
+        commands = [*self.script.commands]
+        self._maybe([[body]], condition)
+        self.script.commands = commands
+        self._maybe([[body]], condition)
 
     def _while_statement(self, node: Any) -> bool | None:
         condition = node.child_by_field_name("condition")
         if self._run(condition) is not False:
-            self._maybe([[node.child_by_field_name("body")]], text_of(condition))
+            self._loop(node.child_by_field_name("body"), text_of(condition))
         return None
 
-    _c_style_for_statement = _while_statement
+    def _c_style_for_statement(self, node: Any) -> None:
+        self.forget(text_of(node).partition("\n")[0])
+        self._loop(node.child_by_field_name("body"), text_of(node).partition("\n")[0])
 
     def _maybe(self, branches: list[list[Any]], condition: str) -> None:
         """Run what may be run or not: of variables that differ by it, nothing is known afterwards."""
@@ -284,8 +355,9 @@ class _Runner(Words):
             self.script.variables = dict(former)
             try:
                 self._all(branch)
-            except _Exit:
-                continue
+            except _Exit as end:
+                if end.args == ("exit",):
+                    continue
             ends.append(self.script.variables)
         self.script.variables = dict(former)
         for name in dict.fromkeys(name for end in ends for name in end):

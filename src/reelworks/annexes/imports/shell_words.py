@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import glob
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -28,6 +29,9 @@ _CALCULATED: Mapping[type, Callable[[int, int], int]] = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
 }
+_CALCULATES = re.compile(
+    r"([A-Za-z_]\w*)(?:\[[^\]]*\])?\s*(?:(?:[-+*/%&|^]|<<|>>)?=(?!=)|\+\+|--)|(?:\+\+|--)([A-Za-z_]\w*)"
+)
 _UNSET = "the script does not set"
 NO_ARGUMENTS = "stands for arguments that the script is called with; none are given here"
 
@@ -106,17 +110,43 @@ class Words:
                 sides = [self._holds(left), self._holds(right)]
                 decided = sign == "||"
                 return decided if decided in sides else None if None in sides else not decided
-            return self._tested_fields([sign], [left, right])
+            if sign not in ("=", "==", "!="):
+                return self._tested_fields([sign], [left, right])
+            texts = self._texts([left, right])
+            pattern = self.pattern(right) if text_of(node.parent).startswith("[[") else glob.escape((texts or [""])[-1])
+            return None if texts is None or pattern is None else self.tested([texts[0], sign, pattern], False)
         return self._tested_fields([], [node])
 
     def _tested_fields(self, sign: list[str], nodes: list[Any]) -> bool | None:
-        words = []
-        for node in nodes:
-            parts = [*self._parts(node)] if node is not None else []
-            if any(part.unknown is not None for part in parts):
-                return None
-            words.append("".join(" ".join(part.texts) for part in parts))
-        return self.tested([*sign, *words] if len(words) == 1 else [words[0], *sign, words[1]], False)
+        words = self._texts(nodes)
+        return (
+            None
+            if words is None
+            else self.tested([words[0], *sign, *words[1:]] if words[1:] else [*sign, *words], False)
+        )
+
+    def _texts(self, nodes: list[Any]) -> list[str] | None:
+        """Return what nodes expand to, without being split to words; None if that is unknown."""
+        parts = [[*self._parts(node)] if node is not None else [] for node in nodes]
+        if any(part.unknown is not None for each in parts for part in each):
+            return None
+        return ["".join(" ".join(part.texts) for part in each) for each in parts]
+
+    def pattern(self, node: Any) -> str | None:
+        """Return the pattern that a node expands to, in which quoted text stands for itself; None if that is unknown."""
+        nodes = node.children if node.type == "concatenation" else [node]
+        texts = self._texts(nodes)
+        if texts is None or re.search(r"[?*+@!]\(|\\", text_of(node)):
+            return None
+        are_quoted = (each.type.endswith("string") for each in nodes)
+        return "".join(glob.escape(text) if quoted else text for text, quoted in zip(texts, are_quoted, strict=True))
+
+    def forget(self, text: str, names: Iterable[str] | None = None) -> None:
+        """Make variables unknown that a text names, or those that it calculates."""
+        found = [each for groups in _CALCULATES.findall(text) for each in groups] if names is None else names
+        for name in (re.match(r"\w*", each) for each in found):
+            if name is not None and name[0] and not name[0].isdigit():
+                self.script.variables[name[0]] = Unknown(f"${name[0]}", f"is set by {text[:60]!r}", "--" in text)
 
     def tested(self, words: list[str], is_unknown: bool) -> bool | None:
         """Return whether the words of a test hold."""
@@ -152,6 +182,8 @@ class Words:
         """Return what an assignment of a word or an array sets a variable to."""
         if node is None:
             return ""
+        if node.type == "array" and any(text_of(child).startswith("[") for child in node.named_children):
+            return Unknown(text_of(node), "is a table")
         if node.type == "array":
             fields = [each for child in node.named_children if child.type != "comment" for each in self.fields(child)]
             unknown = next((each.unknown for each in fields if each.unknown is not None and each.may_be_several), None)
@@ -169,6 +201,8 @@ class Words:
         text: str | None = None
         unknown, several = None, False
         for part in self._parts(node):
+            if not part.is_quoted and "IFS" in self.script.variables:
+                part = _WordPart.of_value(Unknown(text_of(node), "is split by IFS", True))
             pieces = part.texts if part.is_quoted else [piece for one in part.texts for piece in one.split()]
             starts_apart = not part.is_quoted and bool(part.texts) and part.texts[0][:1].isspace()
             for number, piece in enumerate(pieces):
@@ -198,14 +232,16 @@ class Words:
         elif kind == "raw_string":
             yield _WordPart([text[1:-1]], True)
         elif kind == "ansi_c_string":
-            yield _WordPart([text[2:-1].replace("\\n", "\n").replace("\\t", "\t").replace("\\'", "'")], True)
+            known = re.sub(r"\\([nt'\\])", lambda found: {"n": "\n", "t": "\t"}.get(found[1], found[1]), text[2:-1])
+            is_known = re.search(r"(?<!\\)(?:\\\\)*\\[^nt'\\]", text) is None
+            yield _WordPart([known], True) if is_known else _WordPart.of_value(Unknown(text, "is not followed"))
         elif kind in ("simple_expansion", "expansion"):
             yield self._expansion(node)
         elif kind == "arithmetic_expansion":
             yield self._arithmetic(text)
         elif kind == "command_substitution":
             yield self._substituted(node)
-        elif kind in ("process_substitution", "ERROR"):
+        elif kind in ("process_substitution", "brace_expression", "ERROR"):
             yield _WordPart.of_value(Unknown(text, "is not followed"))
         else:
             yield _WordPart([re.sub(r"\\(.)", r"\1", text.replace("\\\n", ""))], True)
@@ -218,6 +254,8 @@ class Words:
                 continue
             if child.start_byte > place:
                 yield _literal(source[place - first : child.start_byte - first])
+            if blank := text_of(child)[: -len(text_of(child).lstrip())]:  # which its node begins with
+                yield _WordPart([blank], True)
             former, self.is_quoted = self.is_quoted, True
             yield from [part._replace(is_quoted=True) for part in self._parts(child)]
             self.is_quoted, place = former, child.end_byte
@@ -286,6 +324,8 @@ class Words:
 
         def other() -> Value:
             """Return what stands there: words of their own, unless all is in quotes."""
+            if self.is_quoted and '"' in source:
+                return Unknown(source, "is not followed")
             written = source[source.index(sign, 2 + len(text_of(name))) + len(sign) : -1]
             form = f'x="{written}"' if self.is_quoted else f"x=({written})"
             node = parse(form).named_children[0].child_by_field_name("value")
@@ -305,14 +345,18 @@ class Words:
             )
         if sign in (":?", "?") or isinstance(value, Unknown):
             return value
-        if sign in ("%", "%%", "#", "##") and isinstance(value, str) and isinstance(pattern := other(), str):
-            return _cut(value, pattern, sign)
+        is_plain = isinstance(value, str) and not re.search(r"[?*+@!]\(", source)
+        if sign in ("%", "%%", "#", "##") and is_plain and isinstance(pattern := other(), str):
+            return _cut(str(value), pattern, sign)
         return Unknown(source, "is not followed")
 
     def _arithmetic(self, text: str) -> _WordPart:
         names = re.sub(r"\$\{?(\w+)\}?", r"\1", text[3:-2])
         known = re.sub(r"[A-Za-z_]\w*", lambda found: str(self.script.variables.get(found[0], "?")) or "0", names)
         try:
+            if _CALCULATES.search(text):
+                self.forget(text)
+                raise ValueError(text)
             return _WordPart([str(_calculated(ast.parse(known.strip(), mode="eval").body))], False)
         except (SyntaxError, ValueError, ZeroDivisionError, KeyError):
             return _WordPart.of_value(Unknown(text, "is not known"))
