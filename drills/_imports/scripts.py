@@ -125,6 +125,8 @@ CASES: tuple[ScriptCase, ...] = (
     _sd("printed_into", 'D=4\nprintf -v D %s 8\nTRAIN --network_dim $D\n', is_read=False),
     _sd("read_from_nothing", 'D=4\nread D < /dev/null\nTRAIN --network_dim "$D"\n', is_read=False),
     _sd("several_read", 'read a b <<< "1 2"\nTRAIN --network_dim $a --seed $b\n', is_read=False),
+    _sd("first_line_read", 'read -r A <<EOF\n--seed 1\n--xformers\nEOF\nTRAIN $A\n'),
+    _sd("words_read", 'read -ra A <<< "--seed 1"\nTRAIN "${A[@]}"\n', is_read=False),
     _sd("behind_a_pipe", 'D=4\necho | { D=8; }\nTRAIN --network_dim $D\n'),
     _sd("exit_of_a_sub_shell", '(exit 1)\nTRAIN RATE\n'),
     _sd("exit_in_a_function", 'die() { exit 0; }\nTRAIN --seed 1\ndie\nTRAIN --seed 2\n'),

@@ -155,12 +155,8 @@ class _Runner(Words):
             return self.run_text(" ".join(words[1:]))
         if name in ("source", ".") and len(words) > 1 and (text := self._beside(words[1])) is not None:
             return self.run_text(_tidied(text))
-        if (
-            name == "read"
-            and stdin is not None
-            and [word for word in words[1:-1] if word[0] != "-" and word] in ([], [""])
-        ):
-            self.script.variables[words[-1]] = stdin.strip()
+        if name == "read" and stdin is not None and {*words[1:-1]} <= {"-r", "-d", "-rd", ""}:
+            self.script.variables[words[-1]] = (stdin if "" in words else stdin.partition("\n")[0]).strip()
         elif name in ("readarray", "mapfile") and stdin is not None:
             self.script.variables[words[-1]] = stdin.splitlines()
         elif name in ("exit", "return", "break", "continue"):
