@@ -165,6 +165,7 @@ ODD: list[tuple[str, str]] = [
     ("$t = @\"\na \"b\" $($l.Count)\n\"@\n$u = @'\nit's # $t\n'@\npython t.py --u=$u --t=$t", "t.py|--u=it's # $t|?"),
     ("python t.py --a=1 `\n# --b=2 `\n --c=3", "t.py|--a=1|?"),
     ("python t.py --a\n$x = 'open", "t.py|--a|?"),
+    ("python t.py --a\n$x = " + "(" * 400 + "1" + ")" * 400, "t.py|--a|?"),
     # Conditions and flow.
     ("if ('0') { $a = 1 } else { $a = 2 }\npython t.py $a", "t.py|1"),
     ("if ('10' -gt '9') { $a = 1 } else { $a = 2 }\npython t.py $a", "t.py|2"),

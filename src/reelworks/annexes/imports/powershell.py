@@ -78,8 +78,11 @@ class _Growing(list[Any]):
 def follow(text: str) -> Script:
     """Follow a script."""
     reader, text = _Reader(), text.replace("\r\n", "\n")
-    with suppress(_Leaves):
-        reader.run(text)
+    try:
+        with suppress(_Leaves):
+            reader.run(text)
+    except RecursionError:
+        reader.steps = _MOST_STEPS + 1
     tokens = [*_tokens(text)]
     opened = sum((token in _OPENS) - (token in (")", "}")) for token in tokens)
     if opened or reader.steps > _MOST_STEPS or {*tokens} & {*_D, *_S}:
