@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from reelworks.annexes.imports.script import Command, Script, Unknown, Value
+from reelworks.annexes.imports.script import Command, Partly, Script, Unknown, Value
 
 _SET = re.compile(r"@?set\s+(?:/a\s+)?(?:\"(\w+)=(.*)\"|(\w+)=(.*))\s*", re.IGNORECASE)
 _VARIABLE = re.compile(r"%(\*|\d|~\w*\d|\w+)%?|!(\w+)!")
@@ -70,19 +70,17 @@ def _commands(line: str, variables: dict[str, Value], number: int) -> list[Comma
 
 
 def _command(words: list[tuple[str, str]], variables: dict[str, Value], number: int) -> Command:
-    unread, notes = [], {}
-    for i, (text, raw) in enumerate(words):
-        left = next(iter(_VARIABLE.finditer(text)), None)
-        if left is None or (raw.strip('"')[:1] == "-" and "=" not in raw):
-            continue
-        value = variables.get((left[1] or left[2]).upper())
-        why = value.why if isinstance(value, Unknown) else "the file does not set"
-        is_value = (i > 0 and words[i - 1][0].startswith("-")) or "=" in raw
-        may_hold = isinstance(value, Unknown) and value.has_options
-        if left[1] == "*":
-            notes["%*"] = "stands for arguments that the file is called with; none are given here"
-        elif _VARIABLE.fullmatch(raw) and (may_hold or not is_value):
-            unread.append(f"{left[0]} (line {number}), which {why}")
-        else:
-            notes[left[0]] = why
-    return Command([text for text, _ in words if text != "%*"], unread, notes)
+    command = Command()
+    for text, raw in words:
+        left = _VARIABLE.search(text)
+        if left is not None and left[1] == "*":
+            command.notes["%*"] = "stands for arguments that the file is called with; none are given here"
+            if text == "%*":
+                continue
+        elif left is not None:
+            value = variables.get((left[1] or left[2]).upper())
+            unknown = value if isinstance(value, Unknown) else Unknown(left[0], "the file does not set")
+            is_whole = _VARIABLE.fullmatch(raw) is not None
+            text = Partly(text, Unknown(left[0], unknown.why, unknown.has_options and is_whole, is_whole))
+        command.add(text, f" (line {number})")
+    return command

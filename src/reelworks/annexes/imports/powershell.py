@@ -16,7 +16,7 @@ from functools import reduce
 from itertools import pairwise
 from typing import Any
 
-from reelworks.annexes.imports.script import Command, Partly, Script, Unknown
+from reelworks.annexes.imports.script import Command, Partly, Script, Unknown, decided, unknown_in
 
 _MOST_STEPS = 20_000  # statements that are followed, so that blocks of blocks end
 _D, _S = '"\u201c\u201d\u201e', "'\u2018\u2019\u201a\u201b"  # those of print are quotes too
@@ -34,7 +34,7 @@ _MARK = (  # of a line that goes on in the next
 )
 _SETTING = r"(?:[-+*/%]|\?\?)?=(?!=)|\+\+|--|in\b"
 _OF_COMMANDS = r"(?:Write|Read|Get|Test|Join|Split|Set|New|Copy|Move|Remove|Out|Select|Where|ForEach|Tee|Measure)-\w+"
-_KEYWORDS = "if|foreach|for|while|switch|function|filter|try|do|trap|class|enum|begin|process|end"
+_KEYWORDS = "param|if|foreach|for|while|switch|function|filter|try|do|trap|class|enum|begin|process|end"
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
@@ -122,10 +122,10 @@ class _Reader:
             self._functions[pieces[2].lower()] = (
                 f"{{{''.join(f'param{each}' for each in groups[:-1])}\n{groups[-1][1:]}"
             )
+        elif kind == "param":
+            self._changed(statement)
         elif kind:
             return [self._maybe(pieces, statement)]
-        elif re.match(r"param\b", statement, re.IGNORECASE):
-            self._changed(statement)
         elif (left := _ENDING.match(statement)) is not None:
             self.run(statement[left.end() :])
             raise _Leaves
@@ -213,10 +213,10 @@ class _Reader:
     def _expression(self, pieces: list[str]) -> Any:
         text = "".join(pieces).strip()
         pieces = [piece for piece in pieces if not piece.isspace()]
-        for signs, calculate in ((_LOGICAL, _joined), (_COMPARED, _compared)):  # a kind binds alike, from left to right
+        for signs in (_LOGICAL, _COMPARED):  # a kind binds alike, from left to right
             if at := max((i for i, piece in enumerate(pieces) if signs.fullmatch(piece)), default=0):
                 sign = signs.sub(r"\1", pieces[at]).lower()
-                done = calculate(self._expression(pieces[:at]), sign, self._expression(pieces[at + 1 :]))
+                done = _compared(self._expression(pieces[:at]), sign, self._expression(pieces[at + 1 :]))
                 return Unknown(text, "is not known") if done is None else done
         if any(_OPERATOR.fullmatch(piece) for piece in pieces[1:]):
             return self._unfollowed(text)
@@ -278,7 +278,13 @@ class _Reader:
         command = Command([])
         for word in _words(_pieces(text)):
             if command.words or command.unread or word not in (["&"], ["."]):
-                _add(command, "".join(word), self._word(word))
+                value = self._word(word)
+                for each in value if isinstance(value, list) else [value]:
+                    command.add(
+                        Partly(each.source, each._replace(is_several=True))
+                        if isinstance(each, Unknown)
+                        else _text(each)
+                    )
         name = command.words[0].lower() if command.words else ""
         if (body := self._functions.pop(name, None)) is not None:
             self._forget([each for each in _NAMED.findall(text) if isinstance(self._variable(each), list)], text)
@@ -293,10 +299,8 @@ class _Reader:
     def _word(self, pieces: list[str]) -> Any:
         """Return the value of a word of a command, in which text needs no quotes."""
         raw, first = "".join(pieces), pieces[0]
-        if "," in pieces:  # a list is one word
-            items = [self._word(item) if item else None for item in _split(pieces, re.compile(","))]
-            words = [item for item in items if type(item) is str and not re.search(r"\s", item)]
-            return ",".join(words) if len(words) == len(items) else Unknown(raw, "is not followed", True)
+        if "," in pieces and ("" in raw.split(",") or _TERM.search(raw)):  # a list that is not one plain word
+            return Unknown(raw, "is not followed", True)
         if len(pieces) == 1 and re.match(rf"\$.|[@({{{_D}{_S}]", raw):
             value = self._variable(raw) if re.match(r"@\w", raw) else self._term(raw)
             return Unknown(raw, "is $null") if value is None else value
@@ -304,20 +308,6 @@ class _Reader:
         if ends_early or any(re.match(r"@?[({#]", piece) for piece in pieces):
             return self._unfollowed(raw)
         return _text(*(self._term(each) if _TERM.fullmatch(each) else each.removeprefix("`") for each in pieces))
-
-
-def _add(command: Command, raw: str, value: Any) -> None:
-    """Add the words that one becomes to a command, with what is unknown in them."""
-    for each in value if isinstance(value, list) else [value]:
-        is_value = bool(command.words) and command.words[-1].startswith("-") and "=" not in command.words[-1]
-        word, has_options = _text(each), isinstance(each, Unknown) and each.has_options
-        unknown = word.unknown if isinstance(word, Partly) else None
-        if unknown is not None and (has_options or (not is_value and word.startswith(unknown.source))):
-            command.unread.append(f"{raw}, which {unknown.why}")
-            continue
-        if unknown is not None:
-            command.notes[unknown.source] = unknown.why
-        command.words.append(str(word))
 
 
 # Texts.
@@ -393,18 +383,21 @@ def _key(variable: str) -> str:
 
 def _text(*values: Any, between: str = "") -> str:
     """Return values as one text, which is partly unknown if one of them is."""
-    texts, unknown = list[str](), None
-    for value in values:
-        text = _text(*value, between=" ") if isinstance(value, list) else "" if value is None else value
-        if isinstance(text, Unknown | Partly):
-            unknown = unknown or (text if isinstance(text, Unknown) else text.unknown)
-        is_decimal, text = isinstance(text, float), text.source if isinstance(text, Unknown) else str(text)
-        texts.append(text.upper().removesuffix(".0") if is_decimal else text)
-    return between.join(texts) if unknown is None else Partly(between.join(texts), unknown)
+    texts = [_text(*value, between=" ") if isinstance(value, list) else _as_text(value) for value in values]
+    text, unknown = between.join(texts), unknown_in(texts)
+    return text if unknown is None else Partly(text, unknown._replace(is_several=text.startswith(unknown.source)))
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, Unknown):  # one word, which has no options in it
+        return Partly(value.source, value._replace(has_options=False))
+    if isinstance(value, float):
+        return str(value).upper().removesuffix(".0")
+    return value if isinstance(value, str) else "" if value is None else str(value)
 
 
 def _item(value: Any) -> Any:
-    return Partly(value.source, value) if isinstance(value, Unknown) else value
+    return _text(value) if isinstance(value, Unknown) else value
 
 
 def _flat(values: list[Any]) -> Any:
@@ -448,13 +441,10 @@ def _truth(value: Any) -> bool | None:
     return _truth(value[0]) if isinstance(value, list) and len(value) == 1 else bool(value)
 
 
-def _joined(a: Any, sign: str, b: Any) -> bool | None:
-    decides, held = sign == "or", [_truth(a), _truth(b)]
-    return decides if decides in held else None if None in held else not decides
-
-
 def _compared(a: Any, sign: str, b: Any) -> bool | None:
     """Return whether a comparison holds, for which the right side becomes of the type of the left one; None if unknown."""
+    if sign in ("and", "or"):
+        return decided([_truth(a), _truth(b)], by=sign == "or")
     if any(isinstance(each, Unknown | Partly | list) for each in (a, b)):
         return None
     if a is None or b is None:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from reelworks.core.errors import UserError
 
 
 class Unknown(NamedTuple):
-    """A value that nobody knows here: how the script writes it, why, and whether it may hold options."""
+    """A value that nobody knows here.
+
+    Attributes:
+        source: How the script writes it.
+        why: Why, as the end of a sentence.
+        has_options: Whether it may hold options.
+        is_several: Whether it may be several words, or an option, where it stands.
+    """
 
     source: str
     why: str
     has_options: bool = False
+    is_several: bool = False
 
 
 class Partly(str):
@@ -31,6 +40,28 @@ class Partly(str):
 Value = str | list[str] | Unknown
 
 
+def unknown_in(*values: Any) -> Unknown | None:
+    """Return what is unknown in values, the first of those that may stand for most; None if nothing is."""
+    texts = [each for value in values for each in (value if isinstance(value, list) else [value])]
+    found = (
+        each if isinstance(each, Unknown) else each.unknown for each in texts if isinstance(each, Unknown | Partly)
+    )
+    return max(found, key=lambda each: (each.has_options, each.is_several), default=None)
+
+
+def joined(texts: Iterable[str | Unknown], between: str = "") -> str:
+    """Return texts as one."""
+    texts = [*texts]
+    text = between.join(each.source if isinstance(each, Unknown) else each for each in texts)
+    unknown = unknown_in(*texts)
+    return text if unknown is None else Partly(text, unknown)
+
+
+def decided(held: Sequence[bool | None], *, by: bool) -> bool | None:
+    """Return whether conditions hold together, of which one that is `by` decides; None if that is unknown."""
+    return by if by in held else None if None in held else not by
+
+
 @dataclass
 class Command:
     """A command.
@@ -41,9 +72,21 @@ class Command:
         notes: Why values are unknown, by how the script writes them.
     """
 
-    words: list[str]
+    words: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
+
+    def add(self, word: str, place: str = "") -> None:
+        """Add a word; one that may stand for any options is left out."""
+        unknown = unknown_in(word)
+        is_value = bool(self.words) and self.words[-1].startswith("-") and "=" not in self.words[-1]
+        if unknown is not None and (unknown.has_options or (unknown.is_several and not is_value)):
+            self.unread.append(f"{unknown.source}{place}, which {unknown.why}")
+            if word == unknown.source:
+                return
+        elif unknown is not None:
+            self.notes[unknown.source] = unknown.why
+        self.words.append(str(word))
 
     def require_followed(self, file: str) -> None:
         """Refuse a command of which options may be missing here: they would become the trainer's defaults."""
@@ -70,23 +113,6 @@ class Script:
     commands: list[Command] = field(default_factory=list)
     variables: dict[str, Value] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
-
-    def assign(self, name: str, value: Value, *, appends: bool) -> None:
-        """Set a variable, or append to it; what is unknown of either stays so."""
-        former = self.variables.get(name, "") if appends else ""
-        if isinstance(former, Unknown) or isinstance(value, Unknown):
-            value = former if isinstance(former, Unknown) else value
-        elif isinstance(former, list) and isinstance(value, str):
-            value = [f"{former[0] if former else ''}{value}", *former[1:]]
-        elif appends and (isinstance(former, list) or isinstance(value, list)):
-            value = [
-                *([former] if isinstance(former, str) and former else former),
-                *([value] if isinstance(value, str) else value),
-            ]
-        elif appends:
-            unknown = next((each.unknown for each in (former, value) if isinstance(each, Partly)), None)
-            value = f"{former}{value}" if unknown is None else Partly(f"{former}{value}", unknown)
-        self.variables[name] = value
 
     def unread_variables(self) -> dict[str, str]:
         """Return why variables are unknown, by name."""

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from reelworks.annexes.imports.script import Command, Partly, Script, Unknown, Value
-from reelworks.annexes.imports.shell_words import NO_ARGUMENTS, Field, Words, parse, text_of
+from reelworks.annexes.imports.script import Command, Script, Unknown, Value, joined, unknown_in
+from reelworks.annexes.imports.shell_words import NO_ARGUMENTS, Words, parse, text_of
 
 _MOST_STEPS = 20_000  # nodes that are followed, so that loops of loops end
 _SETS = frozenset({"let", "read", "readarray", "mapfile", "getopts", "printf"})  # variables by their names
@@ -30,7 +30,7 @@ def follow(text: str, beside: Callable[[str], str | None] = lambda _: None, *, i
     if is_script and (error := _first_error(parse(_tidied(text)))) is not None:
         for command in runner.script.commands:  # of any, words may be missing
             command.unread.append(
-                f"line {_line(error)} in its script, {text_of(error).strip()[:60]!r}, which is not understood"
+                f"line {error.start_point[0] + 1} in its script, {text_of(error).strip()[:60]!r}, which is not understood"
             )
     return runner.script
 
@@ -85,9 +85,6 @@ class _Runner(Words):
             status = self._run(node)
         return status
 
-    def _comment(self, node: Any) -> bool:
-        return True
-
     def _variable_assignment(self, node: Any) -> bool:
         name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
         appends = any(child.type == "+=" for child in node.children)
@@ -98,10 +95,22 @@ class _Runner(Words):
             return True
         if re.search(rf"\$(?:{text_of(name)}\b|\{{{text_of(name)}\}})", text_of(node)):
             self.script.variables.setdefault(text_of(name), "")  # X="$X --more", of which nothing was set before
-        self.script.assign(text_of(name), self.value(value), appends=appends)
+        self._assign(text_of(name), self.value(value), appends=appends)
         if text_of(name) in self._special:
             self.forget(text_of(node), [text_of(name)])
         return True
+
+    def _assign(self, name: str, value: Value, *, appends: bool) -> None:
+        """Set a variable, or append to it; what is unknown of either stays so."""
+        former = self.script.variables.get(name, "") if appends else ""
+        if isinstance(former, Unknown):
+            value = former
+        elif isinstance(value, list):
+            value = [*([former] if isinstance(former, str) and former else former), *value]
+        elif isinstance(value, str):
+            text = joined([*former[:1], value]) if isinstance(former, list) else joined([former, value])
+            value = [text, *former[1:]] if isinstance(former, list) else text
+        self.script.variables[name] = value
 
     def _unset_command(self, node: Any) -> bool:
         for name in (text_of(child).strip("'\"") for child in node.named_children):
@@ -124,34 +133,27 @@ class _Runner(Words):
         return True
 
     def _compound_statement(self, node: Any) -> bool | None:
-        if not text_of(node).startswith("(("):
-            return self._all(node.named_children)
-        self.forget(text_of(node))
+        if text_of(node).startswith("(("):
+            self.forget(text_of(node))
         return self._all(node.named_children)
 
     def _pipeline(self, node: Any) -> bool | None:
         """Run commands whose variables are their own."""
-        status: bool | None = True
-        for child in node.named_children:
-            status = self._subshell(child, [child])
-        return status
+        return [self._subshell(child, [child]) for child in node.named_children][-1]
 
     def _function_definition(self, node: Any) -> bool:
         self._functions[text_of(node.child_by_field_name("name"))] = node.child_by_field_name("body")
         return True
 
     def _command(self, node: Any, stdin: str | None = None) -> bool | None:
-        fields: list[Field] = []
         self.has_arguments = False
-        for i, child in enumerate(node.children):
-            if node.field_name_for_child(i) in ("name", "argument"):
-                fields += self.fields(child.named_children[0] if child.type == "command_name" else child)
-        if not fields:  # assignments alone, or an expansion that is empty
+        words = self.words(node)
+        if not words:  # assignments alone, or an expansion that is empty
             return self._all(child for child in node.children if child.type == "variable_assignment")
-        name, words = fields[0].text, [each.text for each in fields]
+        name = words[0]
         if name in self._functions:
-            return self._call(name, [*map(_carried, fields[1:])])
-        if name == "eval" and not any(each.unknown for each in fields):
+            return self._call(name, words[1:])
+        if name == "eval" and unknown_in(words) is None:
             return self.run_text(" ".join(words[1:]))
         if name in ("source", ".") and len(words) > 1 and (text := self._beside(words[1])) is not None:
             return self.run_text(_tidied(text))
@@ -164,7 +166,7 @@ class _Runner(Words):
         elif name in _SETS:
             self.forget(text_of(node), words[1:] if name != "printf" or "-v" in words else ())
         elif name in ("test", "["):
-            return self.tested([word for word in words[1:] if word != "]"], any(each.unknown for each in fields))
+            return self.tested([word for word in words[1:] if word != "]"])
         elif name in ("true", "false"):
             return name == "true"
         elif name in ("command", "which", "type", "grep"):
@@ -172,30 +174,24 @@ class _Runner(Words):
         elif name == "shift" and self.arguments is not None:
             self.arguments = self.arguments[int(words[1]) if len(words) > 1 and words[1].isdigit() else 1 :]
         elif name == "set" and "--" in words:
-            self.arguments = [*map(_carried, fields[words.index("--") + 1 :])]
+            self.arguments = words[words.index("--") + 1 :]
         elif name not in _PRINTS:
-            self._add(fields, node)
+            self._add(words, node)
             if name == "exec" and len(words) > 1:
                 raise _Exit("exit")
         return True
 
-    def _add(self, fields: list[Field], node: Any) -> None:
-        words = [each.text for each in fields]
+    def _add(self, words: list[str], node: Any) -> None:
+        line = f"line {node.start_point[0] + 1}"
         if words[0].startswith("--") and self.script.commands:
             self.script.commands[-1].unread.append(
-                f'line {_line(node)}, "{" ".join(words)[:60]}", which is no part of it: the line before has no \\ at its end'
+                f'{line}, "{" ".join(words)[:60]}", which is no part of it: the line before has no \\ at its end'
             )
             return
-        unread, notes = [], {"$@": NO_ARGUMENTS} if self.has_arguments else {}
-        for i, each in enumerate(fields):
-            if each.unknown is None:
-                continue
-            is_value = (i > 0 and words[i - 1].startswith("-") and "=" not in words[i - 1]) or "=" in each.text
-            if each.unknown.has_options or (each.may_be_several and not is_value):
-                unread.append(f"{each.unknown.source} (line {_line(node)}), which {each.unknown.why}")
-            else:
-                notes[each.unknown.source] = each.unknown.why
-        self.script.commands.append(Command(words, unread, notes))
+        command = Command(notes={"$@": NO_ARGUMENTS} if self.has_arguments else {})
+        for word in words:
+            command.add(word, f" ({line})")
+        self.script.commands.append(command)
 
     def _call(self, name: str, arguments: list[str]) -> bool | None:
         body, former, own = self._functions[name], self.arguments, self._own
@@ -207,9 +203,8 @@ class _Runner(Words):
                 raise
             return None
         finally:
-            for each, value in self._own.items():
-                self.script.variables[each] = value  # type: ignore[assignment]
-            self.script.variables = {key: value for key, value in self.script.variables.items() if value is not None}
+            variables = (self.script.variables | self._own).items()
+            self.script.variables = {each: value for each, value in variables if value is not None}
             self.arguments, self._own = former, own
 
     def _redirected_statement(self, node: Any) -> bool | None:
@@ -219,27 +214,27 @@ class _Runner(Words):
                 stdin = self.heredoc(child)
                 target = next((self._name(c) for c in child.named_children if c.type == "file_redirect"), target)
             elif child.type == "herestring_redirect":
-                stdin = " ".join(each.text for each in self.fields(child.named_children[-1]))
+                stdin = joined(self.fields(child.named_children[-1]), " ")
             elif child.type == "file_redirect" and any(c.type in (">", ">>", ">|") for c in child.children):
                 target = self._name(child)
         if body is None or body.type != "command":
             return True if body is None else self._run(body)
         name = text_of(body.child_by_field_name("name"))
         if stdin is not None and name in ("cat", "tee"):
-            target = target or (self.fields(body.named_children[-1])[0].text if name == "tee" else None)
+            target = target or (self.fields(body.named_children[-1])[0] if name == "tee" else None)
             if target is not None:
                 self.script.files[target] = stdin
             return True
         return self._command(body, stdin)
 
     def _name(self, redirect: Any) -> str:
-        return " ".join(each.text for each in self.fields(redirect.child_by_field_name("destination")))
+        return joined(self.fields(redirect.child_by_field_name("destination")), " ")
 
     def _list(self, node: Any) -> bool | None:
         left, sign, right = node.children[0], node.children[1].type, node.children[-1]
         status = self._run(left)
         if status is None:
-            self._maybe([[right]], text_of(left))
+            self._maybe([[right], []], text_of(left))
             return None
         return self._run(right) if status == (sign == "&&") else status
 
@@ -256,14 +251,10 @@ class _Runner(Words):
 
     def _if_statement(self, node: Any) -> bool | None:
         """Run the branch whose condition holds; all that may be run if that is unknown."""
-        branches = [(self._condition(node), _branch(node))]
-        for clause in node.named_children:
-            if clause.type in ("elif_clause", "else_clause"):
-                branches.append((self._condition(clause), _branch(clause)))
+        clauses = [each for each in node.named_children if each.type in ("elif_clause", "else_clause")]
         possible: list[list[Any]] = []
-        for condition, body in branches:
-            status = True if condition is None else self._all(condition)
-            if status is False:
+        for condition, body in map(_clause, [node, *clauses]):
+            if (status := self._all(condition)) is False:
                 continue
             possible.append(body)
             if status is True:
@@ -275,62 +266,48 @@ class _Runner(Words):
         self._maybe(possible, text_of(node).partition("\n")[0])
         return None
 
-    def _condition(self, node: Any) -> list[Any] | None:
-        if node.type == "else_clause":
-            return None
-        found = []
-        for child in node.children:
-            if child.type == "then":
-                break
-            if child.is_named:
-                found.append(child)
-        return found
-
     def _case_statement(self, node: Any) -> bool | None:
         fields = self.fields(node.child_by_field_name("value"))
         items = [child for child in node.named_children if child.type == "case_item"]
-        patterns = {item.id: self._patterns(item) for item in items}
-        is_known = len(fields) == 1 and fields[0].unknown is None and None not in patterns.values()
+        patterns = [self._patterns(item) for item in items]
+        is_known = len(fields) == 1 and unknown_in(fields, *patterns) is None
         if not is_known or ";&" in text_of(node) or ";;&" in text_of(node):
-            self._maybe([*(_branch(item) for item in items), []], text_of(node).partition("\n")[0])
+            self._maybe([*(_clause(item)[1] for item in items), []], text_of(node).partition("\n")[0])
             return None
-        for item in items:
-            if any(fnmatch.fnmatchcase(fields[0].text, pattern) for pattern in patterns[item.id] or ()):
-                return self._all(_branch(item))
+        for item, own in zip(items, patterns, strict=True):
+            if any(fnmatch.fnmatchcase(fields[0], pattern) for pattern in own):
+                return self._all(_clause(item)[1])
         return True
 
-    def _patterns(self, item: Any) -> list[str] | None:
-        found = [self.pattern(c) for i, c in enumerate(item.children) if item.field_name_for_child(i) == "value"]
-        known = [each for each in found if each is not None]
-        return known if len(known) == len(found) else None
+    def _patterns(self, item: Any) -> list[str]:
+        return [self.pattern(c) for i, c in enumerate(item.children) if item.field_name_for_child(i) == "value"]
 
     def _for_statement(self, node: Any) -> bool | None:
         name = text_of(node.child_by_field_name("variable"))
         values = [c for i, c in enumerate(node.children) if node.field_name_for_child(i) == "value"]
         fields = [each for child in values for each in self.fields(child)]
         body = node.child_by_field_name("body")
-        if any(each.unknown for each in fields):
+        if unknown_in(fields) is not None:
             self.script.variables[name] = Unknown(f"${name}", "a loop sets to what is not known")
             self._loop(body, text_of(node).partition("\n")[0])
             return None
         for each in fields:
-            self.script.variables[name] = each.text
+            self.script.variables[name] = each
             try:
                 self._run(body)
             except _Exit as end:
-                if end.args == ("continue",):
-                    continue
                 if end.args == ("break",):
                     break
-                raise
+                if end.args != ("continue",):
+                    raise
         return True
 
     def _loop(self, body: Any, condition: str) -> None:
         """Run what may be run again: what it sets is unknown in it too."""
         commands = [*self.script.commands]
-        self._maybe([[body]], condition)
+        self._maybe([[body], []], condition)
         self.script.commands = commands
-        self._maybe([[body]], condition)
+        self._maybe([[body], []], condition)
 
     def _while_statement(self, node: Any) -> bool | None:
         condition = node.child_by_field_name("condition")
@@ -345,8 +322,6 @@ class _Runner(Words):
     def _maybe(self, branches: list[list[Any]], condition: str) -> None:
         """Run what may be run or not: of variables that differ by it, nothing is known afterwards."""
         former, ends = self.script.variables, list[dict[str, Value]]()
-        if len(branches) == 1:
-            branches = [*branches, []]
         for branch in branches:
             self.script.variables = dict(former)
             try:
@@ -358,35 +333,21 @@ class _Runner(Words):
         self.script.variables = dict(former)
         for name in dict.fromkeys(name for end in ends for name in end):
             values = [end.get(name) for end in ends]
-            first = values[0]
-            if first is not None and all(value == first for value in values):
-                self.script.variables[name] = first
+            if all(value == values[0] for value in values):
+                self.script.variables[name] = values[0]  # type: ignore[assignment]
                 continue
-            words = [
-                word for value in values if value is not None for word in ([value] if isinstance(value, str) else value)
-            ]
-            has_options = any(re.search(r"(^|\s)--?\w", str(word)) for word in words)
+            words = [str(word) for value in values for word in ([value] if isinstance(value, str) else value or ())]
+            has_options = any(re.search(r"(^|\s)--?\w", word) for word in words)
             self.script.variables[name] = Unknown(f"${name}", f"depends on {condition[:60]!r}", has_options)
 
 
-def _carried(word: Field) -> str:
-    """Return a word as an argument of a function, which knows what in it is unknown."""
-    if word.unknown is None:
-        return word.text
-    return Partly(word.text, word.unknown._replace(has_options=word.unknown.has_options or word.may_be_several))
-
-
-def _line(node: Any) -> int:
-    row: int = node.start_point[0]
-    return row + 1
-
-
-def _branch(node: Any) -> list[Any]:
-    """Return the statements of a branch: what follows `then`, or the head of a clause."""
-    begins, body = node.type == "else_clause", []
+def _clause(node: Any) -> tuple[list[Any], list[Any]]:
+    """Return the condition of a branch, or its patterns, and its statements; an else has these alone."""
+    parts: tuple[list[Any], list[Any]] = ([], [])
+    begins = node.type == "else_clause"
     for child in node.children:
         if child.type in ("then", ")"):
             begins = True
-        elif begins and child.is_named and child.type not in ("elif_clause", "else_clause"):
-            body.append(child)
-    return body
+        elif child.is_named and child.type not in ("elif_clause", "else_clause"):
+            parts[begins].append(child)
+    return parts

@@ -11,16 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from reelworks.annexes.imports.script import Partly, Script, Unknown, Value
+from reelworks.annexes.imports.script import Partly, Script, Unknown, Value, decided, joined, unknown_in
 
-_COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {
-    "-eq": operator.eq,
-    "-ne": operator.ne,
-    "-lt": operator.lt,
-    "-le": operator.le,
-    "-gt": operator.gt,
-    "-ge": operator.ge,
-}
+_COMPARED = ("-eq", "-ne", "-lt", "-le", "-gt", "-ge")
 _CALCULATED: Mapping[type, Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -37,27 +30,19 @@ NO_ARGUMENTS = "stands for arguments that the script is called with; none are gi
 
 
 class _WordPart(NamedTuple):
-    """A part of a word: texts, of which several are words of their own, and what in them is unknown."""
+    """A part of a word: texts, of which several are words of their own."""
 
     texts: list[str]
-    is_quoted: bool
-    unknown: Unknown | None = None
-
-    @classmethod
-    def of_value(cls, value: Value) -> _WordPart:
-        """Return the part that the value of a variable is."""
-        if isinstance(value, Unknown):
-            return cls([value.source], False, value)
-        texts = [value] if isinstance(value, str) else value
-        return cls(texts, False, next((each.unknown for each in texts if isinstance(each, Partly)), None))
+    is_quoted: bool = True
 
 
-class Field(NamedTuple):
-    """A word after all expansions."""
+def _expanded(value: Value) -> _WordPart:
+    """Return the part that the value of a variable is."""
+    return _WordPart(value if isinstance(value, list) else [joined([value])], False)
 
-    text: str
-    unknown: Unknown | None
-    may_be_several: bool
+
+def _unknown(source: str, why: str) -> _WordPart:
+    return _expanded(Unknown(source, why))
 
 
 @cache
@@ -98,48 +83,37 @@ class Words:
         if node.type == "parenthesized_expression":
             return self._holds(node.named_children[0])
         if node.type == "unary_expression":
-            sign = node.children[0].type if node.children[0].type == "!" else text_of(node.children[0])
+            sign, operand = text_of(node.children[0]), node.named_children[-1]
             if sign == "!":
-                held = self._holds(node.named_children[-1])
+                held = self._holds(operand)
                 return None if held is None else not held
-            return self._tested_fields([sign], node.named_children[-1:])
+            return self.tested([sign, self._text(operand)])
         if node.type == "binary_expression":
             sign = text_of(node.child_by_field_name("operator"))
             left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
             if sign in ("&&", "||"):
-                sides = [self._holds(left), self._holds(right)]
-                decided = sign == "||"
-                return decided if decided in sides else None if None in sides else not decided
-            if sign not in ("=", "==", "!="):
-                return self._tested_fields([sign], [left, right])
-            texts = self._texts([left, right])
-            pattern = self.pattern(right) if text_of(node.parent).startswith("[[") else glob.escape((texts or [""])[-1])
-            return None if texts is None or pattern is None else self.tested([texts[0], sign, pattern], False)
-        return self._tested_fields([], [node])
+                return decided([self._holds(left), self._holds(right)], by=sign == "||")
+            if sign in ("=", "==", "!=") and text_of(node.parent).startswith("[["):
+                text, pattern = self._text(left), self.pattern(right)
+                return None if unknown_in(text, pattern) else fnmatch.fnmatchcase(text, pattern) == (sign != "!=")
+            return self.tested([self._text(left), sign, self._text(right)])
+        return self.tested([self._text(node)])
 
-    def _tested_fields(self, sign: list[str], nodes: list[Any]) -> bool | None:
-        words = self._texts(nodes)
-        return (
-            None
-            if words is None
-            else self.tested([words[0], *sign, *words[1:]] if words[1:] else [*sign, *words], False)
-        )
+    def _text(self, node: Any) -> str:
+        """Return what a node expands to, without being split to words."""
+        return joined(joined(part.texts, " ") for part in self._parts(node))
 
-    def _texts(self, nodes: list[Any]) -> list[str] | None:
-        """Return what nodes expand to, without being split to words; None if that is unknown."""
-        parts = [[*self._parts(node)] if node is not None else [] for node in nodes]
-        if any(part.unknown is not None for each in parts for part in each):
-            return None
-        return ["".join(" ".join(part.texts) for part in each) for each in parts]
-
-    def pattern(self, node: Any) -> str | None:
-        """Return the pattern that a node expands to, in which quoted text stands for itself; None if that is unknown."""
+    def pattern(self, node: Any) -> str:
+        """Return the pattern that a node expands to, in which quoted text stands for itself."""
+        if re.search(r"[?*+@!]\(|\\", text_of(node)):
+            return joined([Unknown(text_of(node), "is not followed")])
         nodes = node.children if node.type == "concatenation" else [node]
-        texts = self._texts(nodes)
-        if texts is None or re.search(r"[?*+@!]\(|\\", text_of(node)):
-            return None
-        are_quoted = (each.type.endswith("string") for each in nodes)
-        return "".join(glob.escape(text) if quoted else text for text, quoted in zip(texts, are_quoted, strict=True))
+        texts = [self._text(each) for each in nodes]
+        pairs = zip(nodes, texts, strict=True)
+        return joined(
+            glob.escape(text) if each.type.endswith("string") and not isinstance(text, Partly) else text
+            for each, text in pairs
+        )
 
     def forget(self, text: str, names: Iterable[str] | None = None) -> None:
         """Make variables unknown that a text names, or those that it calculates."""
@@ -148,32 +122,26 @@ class Words:
             if name is not None and name[0] and not name[0].isdigit():
                 self.script.variables[name[0]] = Unknown(f"${name[0]}", f"is set by {text[:60]!r}", "--" in text)
 
-    def tested(self, words: list[str], is_unknown: bool) -> bool | None:
+    def tested(self, words: list[str]) -> bool | None:
         """Return whether the words of a test hold."""
-        if is_unknown:
+        if unknown_in(words) is not None:
             return None
         match words:
             case []:
                 return False
-            case [word]:
-                return bool(word)
-            case ["-n", word]:
+            case [word] | ["-n", word]:
                 return bool(word)
             case ["-z", word]:
                 return not word
             case ["!", *rest]:
-                held = self.tested(rest, False)
+                held = self.tested(rest)
                 return None if held is None else not held
-            case [a, "=" | "==", b]:
-                return fnmatch.fnmatchcase(a, b)
-            case [a, "!=", b]:
-                return not fnmatch.fnmatchcase(a, b)
+            case [a, "=" | "==" | "!=" as sign, b]:
+                return (a == b) == (sign != "!=")
             case [a, sign, b] if sign in _COMPARED:
-                numbers = [
-                    int(each) if re.fullmatch(r"[-+]?\d+", each.strip() or "0") else None
-                    for each in (a or "0", b or "0")
-                ]
-                return None if None in numbers else _COMPARED[sign](*numbers)
+                numbers = [each.strip() or "0" for each in (a, b)]
+                if all(re.fullmatch(r"[-+]?\d+", each) for each in numbers):
+                    return bool(getattr(operator, sign[1:])(*map(int, numbers)))
         return None
 
     # Words.
@@ -186,55 +154,58 @@ class Words:
             return Unknown(text_of(node), "is a table")
         if node.type == "array":
             fields = [each for child in node.named_children if child.type != "comment" for each in self.fields(child)]
-            unknown = next((each.unknown for each in fields if each.unknown is not None and each.may_be_several), None)
-            return unknown or [Partly(each.text, each.unknown) if each.unknown else each.text for each in fields]
-        parts = [*self._parts(node)]
-        unknown = next((part.unknown for part in parts if part.unknown is not None), None)
-        text = "".join(" ".join(part.texts) for part in parts)
-        if unknown is None:
-            return text
-        return unknown if text == unknown.source else Partly(text, unknown)
+            unknown = unknown_in(fields)
+            return unknown if unknown is not None and unknown.is_several else fields
+        text = self._text(node)
+        unknown = unknown_in(text)
+        return unknown if unknown is not None and text == unknown.source else text
 
-    def fields(self, node: Any) -> list[Field]:
+    def words(self, command: Any) -> list[str]:
+        """Return the words that a command consists of."""
+        named = enumerate(command.children)
+        parts = [child for i, child in named if command.field_name_for_child(i) in ("name", "argument")]
+        parts = [child.named_children[0] if child.type == "command_name" else child for child in parts]
+        return [each for part in parts for each in self.fields(part)]
+
+    def fields(self, node: Any) -> list[str]:
         """Return the words that a node expands to."""
-        done: list[Field] = []
-        text: str | None = None
-        unknown, several = None, False
+        done, word = list[str](), list[str]()
         for part in self._parts(node):
             if not part.is_quoted and "IFS" in self.script.variables:
-                part = _WordPart.of_value(Unknown(text_of(node), "is split by IFS", True))
-            pieces = part.texts if part.is_quoted else [piece for one in part.texts for piece in one.split()]
-            starts_apart = not part.is_quoted and bool(part.texts) and part.texts[0][:1].isspace()
-            for number, piece in enumerate(pieces):
-                if text is not None and (number or starts_apart):
-                    done.append(Field(text, unknown, several))
-                    text, unknown, several = None, None, False
-                text = (text or "") + piece
-                if part.unknown is not None:
-                    unknown, several = part.unknown, several or not part.is_quoted or "[@]" in part.unknown.source
-        return [*done, *([] if text is None else [Field(text, unknown, several)])]
+                part = _expanded(Unknown(text_of(node), "is split by IFS", True))
+            starts_apart = not part.is_quoted and part.texts[:1] and part.texts[0][:1].isspace()
+            pieces = [(piece, text) for text in part.texts for piece in ([text] if part.is_quoted else text.split())]
+            for number, (piece, text) in enumerate(pieces):
+                if word and (number or starts_apart):
+                    done.append(joined(word))
+                    word = []
+                if (unknown := unknown_in(text)) is not None:
+                    is_several = unknown.is_several or not part.is_quoted or "[@]" in unknown.source
+                    piece = Partly(piece, unknown._replace(is_several=is_several))
+                word.append(piece)
+        return [*done, joined(word)] if word else done
 
     def _parts(self, node: Any) -> Iterator[_WordPart]:
         kind, text = node.type, text_of(node)
         if kind == "concatenation":
             if re.search(r"(?<!\$)\{[^}]*(,|\.\.)[^}]*\}", text) and all(c.type == "word" for c in node.children):
-                yield _WordPart.of_value(Unknown(text, "is not expanded"))
+                yield _unknown(text, "is not expanded")
                 return
             for child in node.children:
                 yield from self._parts(child)
         elif kind == "string":
             inside = [*self._inside(node, node.start_byte + 1, node.end_byte - 1)]
             if len(inside) != 1 or inside[0].texts:  # "$@" without arguments is no word
-                yield _WordPart([""], True)
+                yield _WordPart([""])
             yield from inside
         elif kind == "translated_string":
             yield from self._parts(node.named_children[-1])
         elif kind == "raw_string":
-            yield _WordPart([text[1:-1]], True)
+            yield _WordPart([text[1:-1]])
         elif kind == "ansi_c_string":
             known = re.sub(r"\\([nt'\\])", lambda found: {"n": "\n", "t": "\t"}.get(found[1], found[1]), text[2:-1])
             is_known = re.search(r"(?<!\\)(?:\\\\)*\\[^nt'\\]", text) is None
-            yield _WordPart([known], True) if is_known else _WordPart.of_value(Unknown(text, "is not followed"))
+            yield _WordPart([known]) if is_known else _unknown(text, "is not followed")
         elif kind in ("simple_expansion", "expansion"):
             yield self._expansion(node)
         elif kind == "arithmetic_expansion":
@@ -242,9 +213,9 @@ class Words:
         elif kind == "command_substitution":
             yield self._substituted(node)
         elif kind in ("process_substitution", "brace_expression", "ERROR"):
-            yield _WordPart.of_value(Unknown(text, "is not followed"))
+            yield _unknown(text, "is not followed")
         else:
-            yield _WordPart([re.sub(r"\\(.)", r"\1", text.replace("\\\n", ""))], True)
+            yield _WordPart([re.sub(r"\\(.)", r"\1", text.replace("\\\n", ""))])
 
     def _inside(self, node: Any, start: int, end: int) -> Iterator[_WordPart]:
         """Yield the parts of a quoted text; what is between its nodes belongs to it."""
@@ -255,7 +226,7 @@ class Words:
             if child.start_byte > place:
                 yield _literal(source[place - first : child.start_byte - first])
             if blank := text_of(child)[: -len(text_of(child).lstrip())]:  # which its node begins with
-                yield _WordPart([blank], True)
+                yield _WordPart([blank])
             former, self.is_quoted = self.is_quoted, True
             yield from [part._replace(is_quoted=True) for part in self._parts(child)]
             self.is_quoted, place = former, child.end_byte
@@ -270,7 +241,7 @@ class Words:
             return ""
         if not start.isidentifier():  # in quotes: as it stands
             return text_of(body)
-        return "".join(" ".join(part.texts) for part in self._inside(body, body.start_byte, body.end_byte))
+        return joined(joined(part.texts, " ") for part in self._inside(body, body.start_byte, body.end_byte))
 
     def _expansion(self, node: Any) -> _WordPart:
         text = text_of(node)
@@ -280,26 +251,26 @@ class Words:
             (child for child in inner if child.type in ("variable_name", "special_variable_name", "subscript")), None
         )
         if name is None or signs[:1] == ["!"]:
-            return _WordPart.of_value(Unknown(text, "is not followed"))
+            return _unknown(text, "is not followed")
         value = self._named(name, text)
         if signs[:1] == ["#"] and inner[0] is not name:
-            return _WordPart.of_value(value if isinstance(value, Unknown) else str(len(value)))
-        if signs:
+            value = value if isinstance(value, Unknown) else str(len(value))
+        elif signs:
             value = self._operated(signs[0], name, value, text)
-        return _WordPart.of_value(value._replace(source=text) if isinstance(value, Unknown) else value)
+        return _expanded(value._replace(source=text) if isinstance(value, Unknown) else value)
 
     def _named(self, node: Any, source: str) -> Value:
         """Return the value of a variable, with its index."""
         if node.type == "subscript":
-            value = self._named(node.child_by_field_name("name"), source)
             index = text_of(node.child_by_field_name("index"))
-            listed = self.script.variables.get(text_of(node.child_by_field_name("name")), value)
-            if isinstance(listed, Unknown) or index in ("@", "*"):
-                found = listed if isinstance(listed, Unknown | list) else [listed]
-                return " ".join(found) if index == "*" and self.is_quoted and isinstance(found, list) else found
+            listed = self.script.variables.get(text_of(node.child_by_field_name("name")), Unknown(source, _UNSET))
+            if isinstance(listed, Unknown):
+                return listed
+            items = [listed] if isinstance(listed, str) else listed
+            if index in ("@", "*"):
+                return joined(items, " ") if index == "*" and self.is_quoted else items
             if not re.fullmatch(r"-?\d+", index):
                 return Unknown(source, "has an index that is not followed")
-            items = [listed] if isinstance(listed, str) else listed
             return items[int(index)] if -len(items) <= int(index) < len(items) else ""
         name = text_of(node)
         if name in ("@", "*"):
@@ -310,13 +281,10 @@ class Words:
         if name == "0":
             return "."
         if name.isdigit():
-            arguments = self.arguments
-            if arguments is None:
+            if self.arguments is None:
                 return Unknown(source, "is an argument that the script is called with")
-            return arguments[int(name) - 1] if int(name) <= len(arguments) else ""
+            return self.arguments[int(name) - 1] if int(name) <= len(self.arguments) else ""
         value = self.script.variables.get(name, Unknown(source, _UNSET))
-        if isinstance(value, Unknown):
-            return value._replace(source=source)
         return next(iter(value), "") if isinstance(value, list) else value
 
     def _operated(self, sign: str, name: Any, value: Value, source: str) -> Value:
@@ -328,24 +296,23 @@ class Words:
                 return Unknown(source, "is not followed")
             written = source[source.index(sign, 2 + len(text_of(name))) + len(sign) : -1]
             form = f'x="{written}"' if self.is_quoted else f"x=({written})"
-            node = parse(form).named_children[0].child_by_field_name("value")
-            found = self.value(node)
+            found = self.value(parse(form).named_children[0].child_by_field_name("value"))
             return found[0] if isinstance(found, list) and len(found) == 1 else found
 
         is_unset = isinstance(value, Unknown) and (value.why == _UNSET or "called with" in value.why)
+        is_lacking = is_unset or (sign[0] == ":" and not value)
         if sign in (":-", "-", ":=", "="):
-            if is_unset or (sign[0] == ":" and not value):
-                value = other()
-                if sign[-1] == "=":
-                    self.script.variables[text_of(name)] = value
+            value = other() if is_lacking else value
+            if is_lacking and sign[-1] == "=":
+                self.script.variables[text_of(name)] = value
             return value
+        if sign in (":+", "+") and is_lacking:
+            return ""
         if sign in (":+", "+"):
-            return (
-                "" if is_unset or (sign[0] == ":" and not value) else value if isinstance(value, Unknown) else other()
-            )
+            return value if isinstance(value, Unknown) else other()
         if sign in (":?", "?") or isinstance(value, Unknown):
             return value
-        is_plain = isinstance(value, str) and not re.search(r"[?*+@!]\(", source)
+        is_plain = type(value) is str and not re.search(r"[?*+@!]\(", source)
         if sign in ("%", "%%", "#", "##") and is_plain and isinstance(pattern := other(), str):
             return _cut(str(value), pattern, sign)
         return Unknown(source, "is not followed")
@@ -357,33 +324,21 @@ class Words:
             if _CALCULATES.search(text):
                 self.forget(text)
                 raise ValueError(text)
-            return _WordPart([str(_calculated(ast.parse(known.strip(), mode="eval").body))], False)
+            return _expanded(str(_calculated(ast.parse(known.strip(), mode="eval").body)))
         except (SyntaxError, ValueError, ZeroDivisionError, KeyError):
-            return _WordPart.of_value(Unknown(text, "is not known"))
+            return _unknown(text, "is not known")
 
     def _substituted(self, node: Any) -> _WordPart:
         """Return what a command prints, of the few that print what the script says."""
-        text, body = text_of(node), node.named_children
-        unknown = _WordPart.of_value(Unknown(text, "is what another command prints"))
-        if len(body) != 1:
-            return unknown
-        if body[0].type == "redirected_statement":
-            heredoc = next((c for c in body[0].children if c.type == "heredoc_redirect"), None)
-            is_cat = text_of(body[0].child_by_field_name("body")) == "cat"
-            return _WordPart([self.heredoc(heredoc).rstrip("\n")], False) if heredoc is not None and is_cat else unknown
-        if body[0].type != "command":
-            return unknown
-        fields = [
-            each
-            for child in body[0].named_children
-            for each in self.fields(child.named_children[0] if child.type == "command_name" else child)
-        ]
-        words = [each.text for each in fields]
-        if words[:1] == ["pwd"] or (words[:1] == ["dirname"] and words[1:] == ["."]):
-            return _WordPart(["."], False)
-        if words[:1] == ["echo"] and not any(each.unknown for each in fields):
-            return _WordPart([" ".join(words[1:])], False)
-        return unknown
+        body = node.named_children[0] if len(node.named_children) == 1 else node
+        if body.type == "redirected_statement" and text_of(body.child_by_field_name("body")) == "cat":
+            for heredoc in (child for child in body.children if child.type == "heredoc_redirect"):
+                return _expanded(self.heredoc(heredoc).rstrip("\n"))
+        words = self.words(body) if body.type == "command" else []
+        if words[:1] == ["echo"] and unknown_in(words) is None:
+            return _expanded(" ".join(words[1:]))
+        is_here = words[:1] == ["pwd"] or words == ["dirname", "."]
+        return _expanded(".") if is_here else _unknown(text_of(node), "is what another command prints")
 
 
 def text_of(node: Any) -> str:
@@ -393,10 +348,8 @@ def text_of(node: Any) -> str:
 
 
 def _literal(text: bytes) -> _WordPart:
-    return _WordPart(
-        [re.sub(r'\\([\\"$`\n])', lambda found: "" if found[1] == "\n" else found[1], text.decode(errors="replace"))],
-        True,
-    )
+    found = re.sub(r'\\([\\"$`\n])', lambda found: found[1].strip("\n"), text.decode(errors="replace"))
+    return _WordPart([found])
 
 
 def _cut(text: str, pattern: str, sign: str) -> str:
