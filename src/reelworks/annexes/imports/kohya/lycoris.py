@@ -1,61 +1,25 @@
-"""Linear layers that LyCORIS adapts in kohya's scripts, by its preset and by the network; torch-free.
-
-A preset names classes of modules (LyCORIS's `config.py`, f49d30d), whose linear layers are adapted: those of `library/` in
-sd-scripts (48d368f) and of musubi-tuner (30c658c).
-"""
+"""Linear layers that LyCORIS adapts in kohya's scripts, by its preset and by the network; torch-free."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from reelworks.annexes.imports import tables
 from reelworks.annexes.imports.draft import ImportDraft
-
-_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
-_STREAMS = [
-    f"transformer_blocks.*.attn.{name}"
-    for name in (*_ATTENTION, "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
-]
-_FEED_FORWARD = [f"{name}.net.{layer}" for name in ("ff", "ff_context") for layer in ("0.proj", "2")]
-_LINEAR_2D = [*_ATTENTION, "ff.net.0.proj", "ff.net.2"]
-_TRANSFORMER_2D = [*_LINEAR_2D, "proj_in", "proj_out"]
-_RESNET = ["time_emb_proj"]
-_HUNYUAN = [
-    *_STREAMS,
-    *(f"transformer_blocks.*.{name}" for name in (*_FEED_FORWARD, "norm1.linear", "norm1_context.linear")),
-    "proj_out",
-]
-_KREA = [
-    *(f"transformer_blocks.*.attn.{name}" for name in (*_ATTENTION, "to_gate")),
-    *(f"transformer_blocks.*.ff.{name}" for name in ("gate", "up", "down")),
-]
 
 
 class _Network(NamedTuple):
-    """Layers of a network, as `lora.targets`: those of blocks, of residual blocks in presets with these, and of attentions."""
+    """Layers of a network, see `lycoris.toml`."""
 
+    of: Sequence[str] = ()
     blocks: list[str] | str = "blocks"
-    residual: tuple[str, ...] = ()
-    attention: tuple[str, ...] = ()
+    residual: Sequence[str] = ()
+    attention: Sequence[str] = ()
     missing: str = ""
 
 
-# By the beginning of the preset's name here.
-_NETWORKS: Mapping[str, _Network] = {
-    "sdxl": _Network(_TRANSFORMER_2D, tuple(_RESNET), _ATTENTION),
-    "sd1.5": _Network(
-        _LINEAR_2D, tuple(_RESNET), _ATTENTION, missing="it adapts the convolutions proj_in and proj_out too"
-    ),
-    **dict.fromkeys(("flux-", "chroma", "flux2-"), _Network(attention=tuple(_STREAMS))),
-    "hunyuan-video-1.5": _Network(
-        _HUNYUAN, missing="it adapts norm_out.linear too, a name that means layers of the refiner here"
-    ),
-    "krea2": _Network(_KREA),
-    # All its layers are of classes that LyCORIS knows since May 2026; before, those of the last one alone.
-    "anima": _Network([*_LINEAR_2D, "linear_1", "linear_2", "patch_embed.proj", "proj_out"]),
-    # None of its blocks is of a class that LyCORIS knows, but its last layer is.
-    "z-image": _Network(["all_final_layer.2-1.linear", "all_final_layer.2-1.adaLN_modulation.1"]),
-}
+_NETWORKS = [_Network(**found) for found in tables.table("kohya", "lycoris")["networks"]]
 _WITH_RESIDUAL = ("full", "full-lin", "unet-only")
 _WITHOUT = ("attn-mlp", "unet-transformer-only")
 
@@ -80,7 +44,7 @@ def preset_of(draft: ImportDraft) -> str:
 def adapted(draft: ImportDraft) -> Adapted:
     """Return the layers that LyCORIS adapts in the draft's network."""
     name, preset = str(draft.get("model.name", "")), preset_of(draft)
-    known = next((network for start, network in _NETWORKS.items() if name.startswith(start)), _Network())
+    known = next((network for network in _NETWORKS if name.startswith(tuple(network.of))), _Network())
     # GLoRA adapts transformers alone, whatever the preset.
     is_glora = draft.settings.get("network_args.algo") == "glora"
     if is_glora or preset in _WITHOUT or (preset in _WITH_RESIDUAL and not known.residual):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from reelworks.annexes.imports import tables
@@ -14,80 +14,48 @@ from reelworks.models import registry
 
 _TABLE = tables.table("musubi", "models")
 _NOT_HERE: dict[str, str] = _TABLE["not_here"]
-_ATTENTIONS = ("to_q", "to_k", "to_v", "to_out.0")
-_JOINT = (*_ATTENTIONS, "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
-# Layers of a LoRA in each network, without those of modulation; of Krea 2 all there are. Z-Image and Ideogram 4 have the same.
-_FEED_FORWARD = [f"{name}.net.{layer}" for name in ("ff", "ff_context") for layer in ("0.proj", "2")]
-_KONTEXT = [*_JOINT, *_FEED_FORWARD, "proj_mlp", "single_transformer_blocks.*.proj_out"]
-_HUNYUAN = [f"transformer_blocks.*.attn.{name}" for name in _JOINT]
-_HUNYUAN += [f"transformer_blocks.*.{name}" for name in (*_FEED_FORWARD, "norm1.linear", "norm1_context.linear")]
-_LAYERS = [f"layers.*.attention.{name}" for name in _ATTENTIONS]
-_LAYERS += [f"layers.*.feed_forward.w{number}" for number in (1, 2, 3)]
-_KANDINSKY = ["to_query", "to_key", "to_value", "self_attention.out_layer", "cross_attention.out_layer"]
-_KANDINSKY += ["feed_forward.in_layer", "feed_forward.out_layer"]
-_KREA = [
-    *_ATTENTIONS,
-    *["to_gate", "ff.gate", "ff.up", "ff.down", "projector", "img_in", "txt_in.linear_1", "txt_in.linear_2"],
-]
-_KREA += ["time_embed.linear_1", "time_embed.linear_2", "time_mod_proj", "final_layer.linear"]
 
 
 class Model(NamedTuple):
     """A model of a script.
 
     Attributes:
-        preset: Returns its preset by the settings; None for one that is not there.
+        presets: Presets by values of the setting `by`, of which `default` holds where it is not set.
+        by: See `presets`; "" if there is one alone.
+        default: See `presets`.
+        switches: Values of the setting that switches stand for where it is not set.
+        by_weights: Other presets in place of one, by words in the name of the weights.
         videos_per_second: Frame rate to which videos are brought if their own is given.
-        targets: Layers of a LoRA.
+        targets: Layers of a LoRA, without those of modulation.
         sampling: Density of timesteps unless the settings have one.
         of_files: Layers of a LoRA to begin with, where they include some without effect, which are not trained here.
     """
 
-    preset: Callable[[FormerSettings], str | None]
+    presets: Mapping[str, str] = {}
+    by: str = ""
+    default: str = ""
+    switches: Mapping[str, str] = {}
+    by_weights: Mapping[str, Mapping[str, str]] = {}
     videos_per_second: float | None = None
     targets: Any = "blocks"
     sampling: str = "sigma"
     of_files: Any = None
 
-
-def _by(key: str, names: Mapping[str, str], default: str) -> Callable[[FormerSettings], str | None]:
-    return lambda settings: names.get(str(settings.get(key) or default))
-
-
-def _qwen(settings: FormerSettings) -> str | None:
-    if settings.get("model_version") is None:
-        if settings.get("edit_plus"):
-            return "qwen-image-edit-2509"
-        if settings.get("edit"):
-            return "qwen-image-edit"
-    preset = _TABLE["qwen"].get(str(settings.get("model_version") or "original"))
-    return "qwen-image-2512" if preset == "qwen-image" and "2512" in _weights(settings) else preset
-
-
-def _by_weights(word: str, preset: str, otherwise: str) -> Callable[[FormerSettings], str | None]:
-    return lambda settings: preset if word in _weights(settings) else otherwise
+    def preset(self, settings: FormerSettings) -> str | None:
+        """Return its preset by the settings; None for one that is not there."""
+        given = settings.get(self.by)
+        if given is None:
+            given = next((value for switch, value in self.switches.items() if settings.get(switch)), None)
+        preset = self.presets.get(str(given or self.default))
+        others = self.by_weights.get(str(preset), {})
+        return next((other for word, other in others.items() if word in _weights(settings)), preset)
 
 
 def _weights(settings: FormerSettings) -> str:
     return registry.plain(ends_of(str(settings.get("dit", ""))))
 
 
-# By the beginning of the script's name.
-MODELS: dict[str, Model] = {
-    "wan_train": Model(_by("task", _TABLE["wan_tasks"], "t2v-14B"), 16.0),
-    "hv_1_5_train": Model(
-        _by("task", {"t2v": "hunyuan-video-1.5", "i2v": "hunyuan-video-1.5-i2v"}, "t2v"), 24.0, of_files=_HUNYUAN
-    ),
-    "flux_kontext_train": Model(lambda _: "flux-kontext", targets=_KONTEXT),
-    "flux_2_train": Model(_by("model_version", _TABLE["flux_2"], "dev")),
-    "qwen_image_train": Model(
-        _qwen, targets=[*_JOINT, "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"]
-    ),
-    "zimage_train": Model(_by_weights("turbo", "z-image-turbo", "z-image"), targets=_LAYERS),
-    "kandinsky5_train": Model(_by("task", _TABLE["kandinsky5_tasks"], ""), 24.0, targets=_KANDINSKY),
-    "krea2_train": Model(_by_weights("turbo", "krea2-turbo", "krea2-raw"), targets=_KREA),
-    "ideogram4_train": Model(lambda _: "ideogram-4", targets=_LAYERS, sampling="ideogram4_shift"),
-}
+MODELS: dict[str, Model] = {name: Model(**found) for name, found in _TABLE["models"].items()}
 
 
 def is_training(name: str) -> bool:
@@ -105,12 +73,12 @@ def script_of(settings: FormerSettings) -> tuple[str, str]:
     if module in _TABLE["modules"]:
         return str(_TABLE["modules"][module]), "network_module"
     for start in ("wan", "kandinsky5"):
-        if str(settings.get("task")) in _TABLE[f"{start}_tasks"]:
+        if str(settings.get("task")) in MODELS[f"{start}_train"].presets:
             return f"{start}_train", "task"
-    if str(settings.get("model_version")) in _TABLE["qwen"] or settings.get("edit") or settings.get("edit_plus"):
-        return "qwen_image_train", "model_version"
-    if str(settings.get("model_version")) in _TABLE["flux_2"]:
-        return "flux_2_train", "model_version"
+    for start in ("qwen_image_train", "flux_2_train"):
+        known = MODELS[start]
+        if str(settings.get("model_version")) in known.presets or any(map(settings.get, known.switches)):
+            return start, "model_version"
     words = ((start, word) for start, known in _TABLE["files"].items() for word in known)
     return next(((start, "dit") for start, word in words if word in _weights(settings)), ("", ""))
 
@@ -133,8 +101,8 @@ def find(draft: ImportDraft) -> tuple[str, str, Model]:
         raise not_told(draft, "wan-2.1-14b")
     preset = model.preset(draft.settings)
     if preset is None:
-        name = "task" if start in ("wan_train", "hv_1_5_train", "kandinsky5_train") else "model_version"
-        raise not_here(f"{start.removesuffix('_train')} {draft.settings.get(name)}", name, draft.settings.get(name))
+        given = draft.settings.get(model.by)
+        raise not_here(f"{start.removesuffix('_train')} {given}", model.by, given)
     return preset, key, model
 
 
@@ -170,5 +138,4 @@ def _alike(draft: ImportDraft) -> Model:
     """Return the model of a script that trains the asked preset, or one without rules of its own."""
     preset = find_model(draft, "--model", [])
     family = {"wan": "wan_train", "hunyuan": "hv_1_5_train", "qwen": "qwen_image_train", "z-image": "zimage_train"}
-    start = next((start for word, start in family.items() if preset.startswith(word)), None)
-    return MODELS[start] if start is not None else Model(lambda _: preset)
+    return next((MODELS[start] for word, start in family.items() if preset.startswith(word)), Model())

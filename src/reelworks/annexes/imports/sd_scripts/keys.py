@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from reelworks.annexes.imports import rules, tables
 from reelworks.annexes.imports.datasets import as_text
@@ -15,48 +15,41 @@ from reelworks.annexes.imports.values import is_on, number_of
 
 _TEXT = "text encoders keep their weights: only the denoiser is trained"
 _PARTS = "the text encoders and the autoencoder of the release are used: text_encoder.weights, autoencoder.weights"
-# Defaults of flow matching by model, where they differ: density, shift, kind of prediction.
-SAMPLING = {
-    **{"flux": ("sigma", 3.0), "chroma": ("sigma", 3.0), "sd3": ("sigma", 1.0), "anima": ("sigmoid", 1.0)},
-    **{"hunyuan-image": ("sigma", 5.0), "lumina": ("shift", 6.0)},
-}
-_UNET_LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2")
-_LUMINA_LAYERS = (
-    *_UNET_LAYERS[:4],
-    *(f"feed_forward.linear_{number}" for number in (1, 2, 3)),
-    *("norm1.linear", "norm_out.linear_1", "norm_out.linear_2"),
-)
+
+
+class _Family(NamedTuple):
+    """A beginning of presets' names, see `families.toml`."""
+
+    density: str = "sigma"
+    shift: float = 3.0
+    defaults: Mapping[str, Any] = {}
+    targets: list[str] | str = "blocks"
+    why: str = "linear layers of all blocks"
+
+
+_FAMILIES = {name: _Family(**found) for name, found in tables.table("sd_scripts", "families").items()}
 HUBER = {"huber": "huber", "smooth_l1": "smooth-l1"}
 
 
 def family_of(draft: ImportDraft) -> str:
     """Return the beginning of the preset's name: sdxl, sd1.5, flux, sd3, chroma, anima, hunyuan-image or lumina."""
     preset = str(draft.get("model.name", ""))
-    return next((name for name in ("sdxl", "sd1.5", *SAMPLING) if preset.startswith(name)), preset)
+    return next((name for name in _FAMILIES if preset.startswith(name)), preset)
+
+
+def of_family(draft: ImportDraft) -> _Family:
+    """Return what differs by the model."""
+    return _FAMILIES.get(family_of(draft), _Family())
 
 
 def _title(draft: ImportDraft) -> str:
     return "SD 1.5" if family_of(draft) == "sd1.5" else "SDXL"
 
 
-def targets_of(draft: ImportDraft) -> tuple[Any, str]:
-    """Return the layers of the trained network of the scripts' own modules, and why: of SDXL and SD 1.5 those of their attentions' blocks."""
-    if family_of(draft) == "sd1.5":
-        return list(_UNET_LAYERS), "linear layers of Transformer2DModel, and not its convolutions proj_in and proj_out"
-    if family_of(draft) == "anima":
-        return list(_UNET_LAYERS), "linear layers of blocks, without those of modulation"
-    if family_of(draft) == "lumina":
-        return list(_LUMINA_LAYERS), "linear layers of all blocks and of the last layer"
-    if not draft.is_flow:
-        return [*_UNET_LAYERS, "proj_in", "proj_out"], "linear layers of Transformer2DModel"
-    return "blocks", "linear layers of all blocks"
-
-
 def _sampling(value: Any, draft: ImportDraft) -> Outcome:
     if family_of(draft) == "sd3":
         return Fate.NO_MEANING, "SD3 has no such setting: weighting_scheme and training_shift decide"
-    _, shift = SAMPLING.get(family_of(draft), ("sigma", 3.0))
-    return timesteps.sampling(value, draft, default_shift=shift)
+    return timesteps.sampling(value, draft, default_shift=of_family(draft).shift)
 
 
 def _weighting(value: Any, draft: ImportDraft) -> Outcome:
@@ -88,8 +81,7 @@ def _bound(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.NOT_POSSIBLE, f"{_title(draft)} is trained at all timesteps"
     if not draft.is_flow:
         return Fate.DEFAULT, "all timesteps"
-    default = {"sd3": "uniform"}.get(family_of(draft), SAMPLING.get(family_of(draft), ("sigma",))[0])
-    return timesteps.bound(value, draft, default_sampling=default)
+    return timesteps.bound(value, draft, default_sampling=of_family(draft).density)
 
 
 def _of_flow(value: Any, draft: ImportDraft) -> Outcome:
@@ -221,15 +213,6 @@ def _masks(value: Any, draft: ImportDraft) -> Outcome:
 # Of the arguments; those of datasets are in DATASET_DEFAULTS. `timestep_sampling` and others depend on the model.
 DEFAULTS: Mapping[str, Any] = {**training.DEFAULTS, "mixed_precision": "no"}
 OF_ADAPTERS: Mapping[str, Any] = {"network_dim": None, "network_alpha": 1, "network_train_unet_only": False}
-OF_FLOW = {"timestep_sampling": "sigma", "model_prediction_type": "sigma_scaled", "guidance_scale": 3.5}
-OF_FAMILIES: Mapping[str, Mapping[str, Any]] = {
-    "sd3": {"weighting_scheme": "uniform"},
-    "anima": {"timestep_sampling": "sigmoid"},
-    "flux": OF_FLOW,
-    "chroma": OF_FLOW,
-    "hunyuan-image": {"timestep_sampling": "sigma"},
-    "lumina": {"timestep_sampling": "shift", "system_prompt": ""},
-}
 _INSTRUCTION = (  # diffusers.Lumina2Pipeline
     "You are an assistant designed to generate superior images with the superior degree of image-text alignment based on "
     "textual prompts or user prompts."

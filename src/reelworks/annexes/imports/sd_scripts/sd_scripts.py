@@ -69,8 +69,8 @@ class _SdScripts(FormerTrainer):
         is_adapter = adapters.trains_adapter(draft, models.script_of(draft) if draft.settings.get("script") else "")
         if is_adapter:
             draft.begin("network_module")
-            targets, why = keys.targets_of(draft)
-            outcomes.add("network_module", adapters.begin(draft, targets, why))
+            own = keys.of_family(draft)
+            outcomes.add("network_module", adapters.begin(draft, own.targets, own.why))
         names = {*keys.DATASETS, *keys.SIZES, *keys.ALSO.values()}
         rules = {**keys.RULES, **outcomes.rules(_LEVELS, names, draft.settings)}
         yield from training.convert(draft, rules, _defaults(draft, is_adapter=is_adapter))
@@ -191,4 +191,4 @@ def _defaults(draft: ImportDraft, *, is_adapter: bool) -> dict[str, Any]:
         values["huber_schedule"] = "snr"
     if models.script_of(draft).startswith("train_db") and draft.settings.get("stop_text_encoder_training") != -1:
         values["train_text_encoder"] = True
-    return {**values, **keys.OF_FAMILIES.get(keys.family_of(draft), {})}
+    return {**values, **keys.of_family(draft).defaults}

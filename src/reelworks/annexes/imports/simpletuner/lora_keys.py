@@ -4,40 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from reelworks.annexes.imports import rules
+from reelworks.annexes.imports import rules, tables
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 from reelworks.annexes.imports.simpletuner import models
 
-_QKV, _ADDED = "to_q to_k to_v to_out.0", "add_q_proj add_k_proj add_v_proj to_add_out"
-_FEED, _CONTEXT = "ff.net.0.proj ff.net.2", "ff_context.net.0.proj ff_context.net.2"
-# Linear layers in modules of diffusers' classes Attention and FeedForward, by the beginning of the preset.
-_CLASSES = {
-    **dict.fromkeys(("sdxl", "sd1.5", "ltx-video"), (_QKV, _FEED)),
-    **dict.fromkeys(("flux-", "chroma", "sd3"), (f"{_QKV} {_ADDED}", f"{_FEED} {_CONTEXT}")),
-    "wan-": (_QKV, "ffn.net.0.proj ffn.net.2"),
-    "lumina-": (_QKV, ""),
-    "hidream-": ("to_q to_k to_v to_out to_q_t to_k_t to_v_t to_out_t", ""),
-}
-# What a LoRA adapts by default where that is not all attentions, by family.
-_STANDARD = {
-    **dict.fromkeys(("chroma", "krea2", "ltxvideo2", "qwen_image", "sd3", "sdxl"), "to_k to_q to_v to_out.0"),
-    **dict.fromkeys(("kandinsky5-image", "kandinsky5-video"), "to_key to_query to_value"),
-    "flux2": "attn.to_q attn.to_k attn.to_v attn.to_out.0 attn.to_qkv_mlp_proj",
-}
-_ATTENTION = ["to_k", "to_q", "to_v", "to_out.0", "add_k_proj", "add_q_proj", "add_v_proj", "to_add_out"]
-_TEXTS = ["add_k_proj", "add_q_proj", "add_v_proj", "to_add_out"]
-# Values of flux_lora_target, as lora.targets.
-_LAYERS: dict[str, Any] = {
-    "all": _ATTENTION,
-    "all+ffs": "blocks",
-    "all+ffs+embedder": "blocks",
-    "ai-toolkit": "blocks",
-    "context": _TEXTS,
-    "context+ffs": [*_TEXTS, "ff_context.net.0.proj", "ff_context.net.2"],
-    "tiny": ["single_transformer_blocks.7.proj_out", "single_transformer_blocks.20.proj_out"],
-    "nano": ["single_transformer_blocks.7.proj_out"],
-}
+_TABLE = tables.table("simpletuner", "layers")
 _KERNELS = {"4": "flash-4", "3": "flash-3", "flash": "flash", "cudnn": "cudnn"}  # by parts of their names
 
 
@@ -56,8 +28,8 @@ def _lora_type(value: Any, draft: ImportDraft) -> Outcome:
             draft.set("lora.type", "lokr")
             return Fate.TO_FILL_IN, "lycoris_config is not found: give it too, or set lora.type and lora.rank by hand"
         return Fate.TAKEN, "lycoris_config"
-    own = _STANDARD.get(models.family(draft.settings))
-    draft.set("lora.targets", own.split() if own else "default", "all attentions")
+    own = _TABLE["standard"].get(models.family(draft.settings), "default")
+    draft.set("lora.targets", own, "all attentions")
     return Fate.TAKEN, 'lora.type = "lora"'
 
 
@@ -75,7 +47,7 @@ def _of_lora(rule: Rule) -> Rule:
 
 
 def _layers(value: Any, draft: ImportDraft) -> Outcome:
-    named = _LAYERS.get(value) if isinstance(value, str) else value
+    named = _TABLE["named"].get(value) if isinstance(value, str) else value
     if not isinstance(named, list | str) or not named:
         return Fate.NOT_POSSIBLE, "no layers have this name: list them in lora.targets; all attentions until then"
     return Fate.TAKEN, draft.set("lora.targets", named)
@@ -108,13 +80,7 @@ def _classes(draft: ImportDraft) -> set[str]:
 def _layers_of_classes(draft: ImportDraft) -> dict[str, list[str]]:
     """Return the linear layers in modules of diffusers' classes; empty for a network whose ones are not known."""
     preset = str(draft.get("model.name", ""))
-    known = next((known for start, known in _CLASSES.items() if preset.startswith(start)), None)
-    if known is None:
-        return {}
-    attention, feed_forward = (text.split() for text in known)
-    if preset.startswith(("wan-2.1-i2v", "wan-2.1-flf2v")):
-        attention += ["add_k_proj", "add_v_proj"]  # of pictures
-    return {"Attention": attention, "FeedForward": feed_forward}
+    return next((known for known in _TABLE["classes"] if preset.startswith(tuple(known["of"]))), {})
 
 
 def _target_module(value: Any, draft: ImportDraft) -> Outcome:
