@@ -8,30 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reelworks.annexes.imports import datasets
+from reelworks.annexes.imports import datasets, tables
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.annexes.imports.values import number_of, whole_of
 from reelworks.core import toml, user_files
 
 _MOST = 64
-# Options of a line with their names in other files, and the keys here.
-_OPTIONS = {"w": "width", "h": "height", "f": "frame_count", "s": "sample_steps", "l": "scale", "g": "guidance_scale"}
-_OPTIONS |= {"n": "negative_prompt", "d": "seed"}
-# What previews here do in place of options that they do not have.
-_INSTEAD = {
-    "negative_prompt": "the empty caption takes its place",
-    "seed": "previews have the same noise each time",
-}
-_KEYS = {
-    "width": "samples.width",
-    "height": "samples.height",
-    "frame_count": "samples.num_frames",
-    "sample_steps": "samples.num_inference_steps",
-    "scale": "samples.guidance_scale",
-    "cfg_scale": "samples.guidance_scale",
-    "guidance_scale": "samples.guidance_scale",  # of networks that take it as an input
-}
+_NAMES = tables.table("kohya", "names")
+_OPTIONS: dict[str, str] = _NAMES["options_of_prompts"]
+_KEYS: dict[str, str] = _NAMES["previews"]
 
 
 def prompts(value: Any, draft: ImportDraft) -> Outcome:
@@ -62,7 +48,7 @@ def prompts(value: Any, draft: ImportDraft) -> Outcome:
         amount = number_of(given) if key == "samples.guidance_scale" else whole_of(given)
         if amount >= 1:
             remark += f", {draft.set(key, _legal(key, amount), f'sample_prompts: {name}')}"
-    for name, instead in _INSTEAD.items():
+    for name, instead in _NAMES["in_place_of"].items():
         if any(each.get(name) is not None for each in found):
             remark += f", without {name}: {instead}"
     if differs:

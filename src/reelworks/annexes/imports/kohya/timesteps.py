@@ -10,22 +10,14 @@ import math
 import re
 from typing import Any
 
-from reelworks.annexes.imports import densities
+from reelworks.annexes.imports import densities, tables
 from reelworks.annexes.imports.datasets import shift_by_size
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.annexes.imports.values import is_on, number_of
 from reelworks.core.toml_none import WORD as NONE
 
-# Shifts that grow with the size of a clip: tokens and exponents at two sizes.
-BY_SIZE: dict[str, tuple[float, ...]] = {
-    "flux_shift": (256, 0.5, 4096, 1.15),
-    "flux2_shift": (256, 0.5, 4096, 1.15),
-    "nextdit_shift": (256, 0.5, 4096, 1.15),
-    "qwen_shift": (256, 0.5, 8192, 0.9),
-    "krea2_shift": (256, 0.5, 6400, 1.15),
-    "ideogram4_shift": (512,),
-}
+BY_SIZE: dict[str, list[float]] = tables.table("kohya", "names")["shifts_by_size"]
 _MIXTURES = {"qinglong_flux": "flux_shift", "qinglong_qwen": "qwen_shift"}
 _WEIGHTS = {"sigma_sqrt": "sigma-sqrt", "cosmap": "cosmap"}
 

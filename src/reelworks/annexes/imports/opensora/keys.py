@@ -15,33 +15,17 @@ from reelworks.data.buckets.opensora import parse
 from reelworks.data.media.formats import is_list
 from reelworks.models import registry
 
-_NO_AUTOENCODER = "this autoencoder is not supported; pixel, at a stride that divides every size, replaces it"
-_NO_TEXT_ENCODER = "this text encoder is not supported; hashed replaces it"
-
-_RELEASE_2_0 = "hpcai-tech/Open-Sora-v2"
-_TEXTS_2_0 = "black-forest-labs/FLUX.1-dev"  # the same T5 and CLIP as in 2.0
+_NAMES = tables.table("opensora", "names")
+_SUPPORTED: dict[str, dict[str, list[str]]] = _NAMES["supported"]
+_NOT_POSSIBLE: dict[str, str] = _NAMES["not_possible"]
+_MODELS: dict[str, str] = _NAMES["models"]
+_CONDITIONS: dict[str, str] = _NAMES["conditions"]
+_TEXTS_2_0 = "black-forest-labs/FLUX.1-dev"
 _SHIFT_2_0 = "opensora-2.0"
-# Upstream's types of a section that are supported, each with our name and the weights that upstream loads by default.
-_SUPPORTED = {
-    "vae": {
-        "OpenSoraVAE_V1_2": ("opensora-1.2", "hpcai-tech/OpenSora-VAE-v1.2"),
-        "VideoAutoencoderKL": ("opensora-1.1", "stabilityai/sd-vae-ft-ema"),
-    },
-    "ae": {"hunyuan_vae": ("hunyuan-video", _RELEASE_2_0), "dc_ae": ("video-dc-ae", f"{_RELEASE_2_0}-Video-DC-AE")},
-    "text_encoder": {"t5": ("t5", "DeepFloyd/t5-v1_1-xxl")},
-    "t5": {"text_embedder": ("flux", _TEXTS_2_0)},
-    "clip": {"text_embedder": ("flux", _TEXTS_2_0)},
-}
-# Sizes of 2.0's network that the preset has under the same names.
-# Settings of 2.0's autoencoders with one value here.
 _FRAMES_OF_A_CHUNK = 17
 _PLACEHOLDER = "meta.csv"
 _CHANNELS = 4  # of the latents of 1.1 and 1.2
 _SECTIONS = ("dataset", "model", "vae", "ae", "text_encoder", "t5", "clip", "scheduler", "optim", "lr_scheduler")
-_MODELS = {"flux": "opensora2", "STDiT3-XL/2": "stdit3-xl", "STDiT3-3B/2": "stdit3-3b", "STDiT2-XL/2": "stdit2-xl"}
-# Kinds of conditions of 2.0 and the masks that are the same; the rest of the clips has none.
-_CONDITIONS = {"i2v_head": "image_head", "i2v_tail": "image_tail", "i2v_loop": "image_head_tail"}
-_OBJECTIVES = {"rflow": "rectified-flow", "iddpm": "iddpm"}
 # Keys that iddpm does not have.
 _OF_RECTIFIED_FLOW = tuple(f"scheduler.{key}" for key in ("use_timestep_transform", "sample_method", "loc", "scale"))
 _SHIFTS = {True: "auto", False: NONE}
@@ -252,9 +236,9 @@ def _warmup(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _scheduler_type(value: Any, draft: ImportDraft) -> Outcome:
-    if value not in _OBJECTIVES:
+    if value not in _NAMES["objectives"]:
         return Fate.NOT_POSSIBLE, "this objective is not supported; rectified flow replaces it"
-    return Fate.TAKEN, draft.set("objective.name", _OBJECTIVES[value])
+    return Fate.TAKEN, draft.set("objective.name", _NAMES["objectives"][value])
 
 
 def _cfg_channel(value: Any, draft: ImportDraft) -> Outcome:
@@ -262,21 +246,6 @@ def _cfg_channel(value: Any, draft: ImportDraft) -> Outcome:
     if type_of(draft, "scheduler") != "iddpm":
         return Fate.NO_MEANING, "rectified flow has no such key"
     return Fate.TAKEN, draft.set("samples.guided_channels", value or _CHANNELS)
-
-
-_FEATURES = "stored latents and embeddings are not supported; clips are encoded during training"
-_NOT_POSSIBLE = {
-    "vae": _NO_AUTOENCODER,
-    "ae": _NO_AUTOENCODER,
-    "text_encoder": _NO_TEXT_ENCODER,
-    "t5": _NO_TEXT_ENCODER,
-    "clip": _NO_TEXT_ENCODER,
-    "lr_scheduler": "set train.learning_rate_schedule instead; the rate is constant after warm-up",
-    "vae_out_channels": _FEATURES,
-    "text_encoder_output_dim": _FEATURES,
-    "text_encoder_model_max_length": _FEATURES,
-    "scheduler": "the objective has no such key",
-}
 
 
 def _output(value: Any, draft: ImportDraft) -> Outcome:

@@ -8,17 +8,8 @@ from reelworks.annexes.imports import tables
 
 _MARKS = ("LoRA_type", "max_resolution", "epoch", "flux1_checkbox")
 _TABLE = tables.table("sd_scripts", "gui")
-_OF_LYCORIS = (
-    *("conv_dim", "conv_alpha", "factor", "decompose_both", "bypass_mode", "dora_wd", "use_tucker", "use_cp"),
-    *("use_scalar", "rank_dropout", "module_dropout", "train_norm", "constrain", "rescaled", "unit", "full_matrix"),
-)
 _EMPTY = ("", None, False, 0, "None", "0")
 _MAY_BE_0 = ("max_grad_norm", "prior_loss_weight")  # where no network is trained beside the model; others pass no 0 on
-# Of the two kinds of offsets of noise the page uses one.
-_OF_OFFSETS = {
-    "Original": ("multires_noise_iterations", "multires_noise_discount"),
-    "Multires": ("noise_offset", "noise_offset_random_strength", "adaptive_noise_scale"),
-}
 
 
 def translate(values: dict[str, Any]) -> dict[str, Any]:
@@ -32,13 +23,13 @@ def translate(values: dict[str, Any]) -> dict[str, Any]:
     )
     family = next((name for name in ("flux1", "sd3") if values.get(f"{name}_checkbox") is True), None)
     family = {"flux1": "flux", "sd3": "sd3", None: "sdxl" if values.get("sdxl") is True else None}[family]
-    unused = _OF_OFFSETS.get(str(values.get("noise_offset_type")), ())
+    unused = [*_TABLE["offsets"].get(str(values.get("noise_offset_type")), ())]
     if any(values.get(name) not in _EMPTY for name in ("max_train_steps", "max_train_epochs")):
-        unused = (*unused, "epoch")
+        unused.append("epoch")
     for key, value in values.items():
         if key in unused:
             continue
-        if key in _OF_LYCORIS:
+        if key in _TABLE["lycoris"]["arguments"]:
             if value not in _EMPTY and (algorithm is not None or key in _TABLE["arguments"].get(str(kind), [])):
                 found[f"network_args.{key}"] = value
         elif (

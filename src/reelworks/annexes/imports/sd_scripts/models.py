@@ -33,24 +33,13 @@ def script_of(draft: ImportDraft) -> str:
     for name in ("flux", "sd3", "lumina", "hunyuan_image", "anima"):
         if f"_{name}" in module:
             return f"{name}{ending}"
-    if get("t5xxl") and get("clip_g"):
-        return f"sd3{ending}"
-    if get("ae") and get("t5xxl"):
-        return f"flux{ending}"
-    if get("gemma2"):
-        return f"lumina{ending}"
-    if get("qwen3"):
-        return f"anima{ending}"
+    for family, needed in _TABLE["arguments"].items():
+        if all(map(get, needed)):
+            return f"{family}{ending}"
     weights = registry.plain(str(get("pretrained_model_name_or_path", "")))
     if any(word in weights for word in ("sd15", "v15", "sdv1")):
         return ending.removeprefix("_") if ending == "_train_network" else "train_db"
-    for word, family in (
-        ("sdxl", "sdxl"),
-        ("xlbase", "sdxl"),
-        ("illustrious", "sdxl"),
-        ("pony", "sdxl"),
-        ("flux", "flux"),
-    ):
+    for word, family in _TABLE["words"].items():
         if word in weights:
             return f"{family}{ending}"
     if get("no_half_vae") or get("max_bucket_reso") in (2048, 1536):
