@@ -51,8 +51,9 @@ def test_options_that_are_not_known_end_the_import(tmp_path: Path) -> None:
         )
 
 
-def test_a_value_that_is_not_known_stands_with_its_reason(tmp_path: Path) -> None:
-    made, _ = imported(tmp_path, f"{TRAIN} --output_dir $OUT --learning_rate 1e-4\n")
+@pytest.mark.parametrize("option", ["--output_dir $OUT", "--output_dir=$OUT", '--output_dir="$OUT/x"'])
+def test_a_value_that_is_not_known_stands_with_its_reason(tmp_path: Path, option: str) -> None:
+    made, _ = imported(tmp_path, f"{TRAIN} {option} --learning_rate 1e-4\n")
     (line,) = [key for key in made.keys if key.fate is Fate.UNREAD]
     assert (line.key, line.value) == ("$OUT", "the script does not set")
 

@@ -21,11 +21,16 @@ _LONGEST_SIDE = 16_384  # pixels, of the largest [[bucket]]
 def place(draft: ImportDraft, number: int, path: str) -> str:
     """Set the folder of a dataset, and a name of its own, by which its clips are known; return the assignment as text."""
     own = re.split(r"[/\\]", path.rstrip("/\\"))[-1] or "clips"
-    taken = {draft.get(f"dataset.{other}.name") for other in range(draft.count("dataset")) if other != number}
-    candidates = (own, *(f"{own}-{i}" for i in range(2, len(taken) + 3)))
     remark = draft.set(f"dataset.{number}.path", path)
-    draft.set(f"dataset.{number}.name", next(name for name in candidates if name not in taken), "identifies its clips")
+    set_name(draft, number, own)
     return remark
+
+
+def set_name(draft: ImportDraft, number: int, name: str) -> None:
+    """Set the name of a dataset, with a number behind it if another one has the name."""
+    taken = {draft.get(f"dataset.{other}.name") for other in range(draft.count("dataset")) if other != number}
+    names = (name, *(f"{name}-{i}" for i in range(2, len(taken) + 3)))
+    draft.set(f"dataset.{number}.name", next(each for each in names if each not in taken), "identifies its clips")
 
 
 def preset_of(draft: ImportDraft) -> Preset:

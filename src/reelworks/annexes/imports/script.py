@@ -79,7 +79,8 @@ class Command:
     def add(self, word: str, place: str = "") -> None:
         """Add a word; one that may stand for any options is left out."""
         unknown = unknown_in(word)
-        is_value = bool(self.words) and self.words[-1].startswith("-") and "=" not in self.words[-1]
+        follows = bool(self.words) and self.words[-1].startswith("-") and "=" not in self.words[-1]
+        is_value = follows or (unknown is not None and "=" in word.partition(unknown.source)[0])
         if unknown is not None and (unknown.has_options or (unknown.is_several and not is_value)):
             self.unread.append(f"{unknown.source}{place}, which {unknown.why}")
             if word == unknown.source:

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from reelworks.annexes.imports.datasets import set_name
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.annexes.imports.values import number_of, whole_of
@@ -70,15 +71,9 @@ def caption_extension(value: Any, draft: ImportDraft) -> Outcome:
 def name_all(draft: ImportDraft) -> None:
     """Give several datasets names of their own, by the folders' names."""
     count = draft.count("dataset")
-    taken: set[str] = set()
     for number in range(count if count > 1 else 0):
         folder = re.split(r"[/\\]", str(draft.get(f"dataset.{number}.path", PLACEHOLDER)).rstrip("/\\"))[-1]
-        base = re.sub(r"\.(jsonl|csv|parquet)$", "", folder) or f"dataset{number}"
-        name, again = base, 2
-        while name in taken:
-            name, again = f"{base}-{again}", again + 1
-        taken.add(name)
-        draft.set(f"dataset.{number}.name", name, "identifies its clips")
+        set_name(draft, number, re.sub(r"\.(jsonl|csv|parquet)$", "", folder) or f"dataset{number}")
 
 
 def caption_dropout(value: Any, draft: ImportDraft) -> Outcome:

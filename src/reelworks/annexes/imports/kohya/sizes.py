@@ -13,7 +13,9 @@ from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya.levels import FormerDataset, OutcomesByKey
 from reelworks.annexes.imports.rules import Fate
 from reelworks.annexes.imports.sizes import Sizes
+from reelworks.annexes.imports.values import is_on
 
+SETTINGS = ("resolution", "batch_size", "enable_bucket", "bucket_no_upscale")
 _MOST_SIDE = 16384
 _MOST_BATCH = 4096
 # Sides beside the largest one for clips that are not enlarged, as shares of it.
@@ -40,7 +42,7 @@ class Sizing:
     bucketed: bool
     no_upscale: bool
     batch_size: int
-    frames: tuple[int, ...]
+    frames: tuple[int, ...] = (1,)
     each_length: bool = False
 
     @property
@@ -61,9 +63,15 @@ def resolution_of(value: Any) -> tuple[int, int] | None:
     return int(sides[0]), int(sides[-1])
 
 
-def batch_of(value: Any) -> int:
-    """Return a batch size that a recipe takes."""
-    return min(max(int(value), 1), _MOST_BATCH) if isinstance(value, int | float) and value == value else 1
+def of_dataset(draft: ImportDraft, dataset: FormerDataset, default: tuple[int, int], *, are_videos: bool) -> Sizing:
+    """Return the shapes of a dataset's clips; videos are sorted into buckets whatever the config says, and are enlarged."""
+    settings = draft.settings
+    found = dataset.find(settings, "resolution")
+    width, height = (resolution_of(found.value) if found else None) or default
+    bucketed = are_videos or is_on(dataset.get(settings, "enable_bucket", False))
+    no_upscale = bucketed and not are_videos and is_on(dataset.get(settings, "bucket_no_upscale", False))
+    batch_size = min(max(int(dataset.get(settings, "batch_size", 1)), 1), _MOST_BATCH)
+    return Sizing(are_videos, width, height, bucketed, no_upscale, batch_size)
 
 
 def write(draft: ImportDraft, sizings: Sequence[Sizing]) -> None:
@@ -101,7 +109,7 @@ def tell(
     draft: ImportDraft, former: Sequence[FormerDataset], sizings: Sequence[Sizing], outcomes: OutcomesByKey
 ) -> None:
     """Tell what became of the settings of sizes and batches, of which a recipe has one for all datasets."""
-    for name in ("resolution", "batch_size", "enable_bucket", "bucket_no_upscale"):
+    for name in SETTINGS:
         for number, dataset in enumerate(former):
             if (found := dataset.find(draft.settings, name)) is None:
                 continue

@@ -97,9 +97,7 @@ def _rate(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, f"{draft.set('data.fps', rate)}, by the rate of each file, also without source_fps"
 
 
-SIZES = ("resolution", "batch_size", "enable_bucket", "bucket_no_upscale")
 LENGTHS = ("target_frames", "max_frames")
-DATASET_DEFAULTS: Mapping[str, Any] = {}
 
 RULES = tables.read("kohya", "keys", training, adapters, previews) | tables.read(
     "musubi", "keys", training, timesteps, sys.modules[__name__]

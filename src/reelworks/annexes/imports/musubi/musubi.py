@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import final
 
+from reelworks.annexes.imports.datasets import pictures_only
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile
 from reelworks.annexes.imports.kohya import adapters, levels, reading, sizes, training
@@ -16,8 +18,6 @@ from reelworks.annexes.imports.musubi import keys, models
 from reelworks.annexes.imports.musubi.musubi_datasets import FOLDERS, datasets_of, extraction_of, is_video, lengths_of
 from reelworks.annexes.imports.rules import Fate, ImportedKey
 from reelworks.annexes.imports.trainer import FormerTrainer, choose_model
-from reelworks.annexes.imports.values import is_on
-from reelworks.models import registry
 
 _LEVELS = ("general.", "datasets.")
 
@@ -49,7 +49,7 @@ class _Musubi(FormerTrainer):
         _choose(draft, preset, key, outcomes)
         datasets = datasets_of(draft.settings)
         sizings = [_sizing(draft, each) for each in datasets]
-        levels.convert(draft, datasets, keys.DATASETS, keys.DATASET_DEFAULTS, outcomes)
+        levels.convert(draft, datasets, keys.DATASETS, {}, outcomes)
         draft.begin("")
         for number, sizing in enumerate(sizings):
             if draft.get(f"dataset.{number}.path") is None:
@@ -71,7 +71,7 @@ class _Musubi(FormerTrainer):
             draft.begin("network_module")
             targets = (draft.settings.get("network_weights") and model.of_files) or model.targets
             outcomes.add("network_module", adapters.begin(draft, targets, "the layers that its network adapts"))
-        names = {*keys.DATASETS, *keys.SIZES, *keys.LENGTHS}
+        names = {*keys.DATASETS, *sizes.SETTINGS, *keys.LENGTHS}
         rules = {**keys.RULES, **outcomes.rules(_LEVELS, names, draft.settings)}
         defaults = {
             **keys.DEFAULTS,
@@ -118,21 +118,11 @@ def _choose_experts(draft: ImportDraft, outcomes: OutcomesByKey) -> None:
 
 def _sizing(draft: ImportDraft, dataset: FormerDataset) -> Sizing:
     settings = draft.settings
-    found = dataset.find(settings, "resolution")
-    width, height = (sizes.resolution_of(found.value) if found else None) or (960, 544)
-    videos = is_video(settings, dataset)
-    # Videos are sorted into buckets whatever the config says; pictures only where it says so.
-    bucketed = videos or is_on(dataset.get(settings, "enable_bucket", False))
-    makes_clips = not registry.PRESETS[draft.get("model.name")].config.pictures_only
-    longer = tuple(each for each in lengths_of(settings, dataset) if each > 1)
-    return Sizing(
-        is_video=videos and makes_clips,
-        width=width,
-        height=height,
-        bucketed=bucketed,
-        no_upscale=bucketed and not videos and is_on(dataset.get(settings, "bucket_no_upscale", False)),
-        batch_size=sizes.batch_of(dataset.get(settings, "batch_size", 1)),
-        frames=longer or (5,),
+    found = sizes.of_dataset(draft, dataset, (960, 544), are_videos=is_video(settings, dataset))
+    return replace(
+        found,
+        is_video=found.is_video and not pictures_only(draft),
+        frames=tuple(each for each in lengths_of(settings, dataset) if each > 1) or (5,),
         each_length=extraction_of(dataset, settings) == "head",
     )
 

@@ -270,7 +270,6 @@ def _conditioning(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.NOT_POSSIBLE, "a ControlNet cannot be trained here; with masked_loss, it is dataset.loss_mask"
 
 
-SIZES = ("resolution", "batch_size", "enable_bucket", "bucket_no_upscale")
 DATASET_DEFAULTS: Mapping[str, Any] = {"caption_dropout_rate": 0.0, "class_tokens": "", "enable_wildcard": False}
 ALSO = {"batch_size": "train_batch_size", "num_repeats": "dataset_repeats"}
 

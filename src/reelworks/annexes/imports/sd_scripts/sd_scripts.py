@@ -52,7 +52,8 @@ class _SdScripts(FormerTrainer):
         _choose(draft, preset, key, outcomes)
         _take_data(draft)
         datasets, left_out = usable(draft.settings)
-        sizings = [_sizing(draft, each) for each in datasets]
+        side = registry.release_of(draft.get("model.name")).side
+        sizings = [sizes.of_dataset(draft, each, (side, side), are_videos=False) for each in datasets]
         levels.convert(draft, datasets, keys.DATASETS, keys.DATASET_DEFAULTS, outcomes)
         for key in draft.settings.values:
             if (place := next((each for each in left_out if each and key.startswith(each)), None)) is not None:
@@ -71,7 +72,7 @@ class _SdScripts(FormerTrainer):
             draft.begin("network_module")
             own = keys.of_family(draft)
             outcomes.add("network_module", adapters.begin(draft, own.targets, own.why))
-        names = {*keys.DATASETS, *keys.SIZES, *keys.ALSO.values()}
+        names = {*keys.DATASETS, *sizes.SETTINGS, *keys.ALSO.values()}
         rules = {**keys.RULES, **outcomes.rules(_LEVELS, names, draft.settings)}
         yield from training.convert(draft, rules, _defaults(draft, is_adapter=is_adapter))
 
@@ -100,23 +101,6 @@ def _take_data(draft: ImportDraft) -> None:
         folder = draft.request.data[0]
         draft.settings.values["train_data_dir"] = str(folder)
         draft.took_data = bool(repeated_folders(folder))
-
-
-def _sizing(draft: ImportDraft, dataset: FormerDataset) -> Sizing:
-    settings = draft.settings
-    found = dataset.find(settings, "resolution")
-    side = registry.release_of(draft.get("model.name")).side
-    width, height = (sizes.resolution_of(found.value) if found else None) or (side, side)
-    bucketed = is_on(dataset.get(settings, "enable_bucket", False))
-    return Sizing(
-        is_video=False,
-        width=width,
-        height=height,
-        bucketed=bucketed,
-        no_upscale=bucketed and is_on(dataset.get(settings, "bucket_no_upscale", False)),
-        batch_size=sizes.batch_of(dataset.get(settings, "batch_size", 1)),
-        frames=(1,),
-    )
 
 
 def _tell_longest_sides(
