@@ -97,6 +97,12 @@ def test_a_config_env_of_before_model_families(tmp_path: Path, switch: str, mode
     assert (read.model.name, read.lora.rank, read.train.learning_rate, read.seed) == (model, 8, 2e-5, 3)
 
 
+def test_what_is_unknown_in_a_part_of_a_config_env_is_said(tmp_path: Path) -> None:
+    made, _ = imported(tmp_path, 'MODEL_FAMILY=sdxl\nMODEL_TYPE=lora\nOUTPUT_DIR="$HOME/out"\n', "config.env")
+    (line,) = [key for key in made.keys if key.fate is Fate.UNREAD]
+    assert (line.key, line.value) == ("OUTPUT_DIR", "the script does not set")
+
+
 @pytest.mark.parametrize(
     ("condition", "rank"),
     [

@@ -116,5 +116,6 @@ class Script:
     files: dict[str, str] = field(default_factory=dict)
 
     def unread_variables(self) -> dict[str, str]:
-        """Return why variables are unknown, by name."""
-        return {name: value.why for name, value in self.variables.items() if isinstance(value, Unknown)}
+        """Return why variables are unknown, in parts or as a whole, by name."""
+        found = {name: unknown_in(value) for name, value in self.variables.items()}
+        return {name: unknown.why for name, unknown in found.items() if unknown is not None}

@@ -147,7 +147,7 @@ class _Runner(Words):
 
     def _command(self, node: Any, stdin: str | None = None) -> bool | None:
         self.has_arguments = False
-        words = self.words(node)
+        words = self.words_of(node)
         if not words:  # assignments alone, or an expansion that is empty
             return self._all(child for child in node.children if child.type == "variable_assignment")
         name = words[0]

@@ -160,7 +160,7 @@ class Words:
         unknown = unknown_in(text)
         return unknown if unknown is not None and text == unknown.source else text
 
-    def words(self, command: Any) -> list[str]:
+    def words_of(self, command: Any) -> list[str]:
         """Return the words that a command consists of."""
         named = enumerate(command.children)
         parts = [child for i, child in named if command.field_name_for_child(i) in ("name", "argument")]
@@ -254,7 +254,7 @@ class Words:
             return _unknown(text, "is not followed")
         value = self._named(name, text)
         if signs[:1] == ["#"] and inner[0] is not name:
-            value = value if isinstance(value, Unknown) else str(len(value))
+            value = unknown_in(value) or str(len(value))
         elif signs:
             value = self._operated(signs[0], name, value, text)
         return _expanded(value._replace(source=text) if isinstance(value, Unknown) else value)
@@ -313,7 +313,7 @@ class Words:
         if sign in (":?", "?") or isinstance(value, Unknown):
             return value
         is_plain = type(value) is str and not re.search(r"[?*+@!]\(", source)
-        if sign in ("%", "%%", "#", "##") and is_plain and isinstance(pattern := other(), str):
+        if sign in ("%", "%%", "#", "##") and is_plain and type(pattern := other()) is str:
             return _cut(str(value), pattern, sign)
         return Unknown(source, "is not followed")
 
@@ -334,7 +334,7 @@ class Words:
         if body.type == "redirected_statement" and text_of(body.child_by_field_name("body")) == "cat":
             for heredoc in (child for child in body.children if child.type == "heredoc_redirect"):
                 return _expanded(self.heredoc(heredoc).rstrip("\n"))
-        words = self.words(body) if body.type == "command" else []
+        words = self.words_of(body) if body.type == "command" else []
         if words[:1] == ["echo"] and unknown_in(words) is None:
             return _expanded(" ".join(words[1:]))
         is_here = words[:1] == ["pwd"] or words == ["dirname", "."]
