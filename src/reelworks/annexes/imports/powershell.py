@@ -275,16 +275,12 @@ class _Reader:
 
     def _command(self, text: str) -> Unknown:
         """Add a command, which puts out what nobody knows."""
-        command = Command([])
+        command = Command()
         for word in _words(_pieces(text)):
             if command.words or command.unread or word not in (["&"], ["."]):
                 value = self._word(word)
                 for each in value if isinstance(value, list) else [value]:
-                    command.add(
-                        Partly(each.source, each._replace(is_several=True))
-                        if isinstance(each, Unknown)
-                        else _text(each)
-                    )
+                    command.add(each if isinstance(each, Unknown) else _text(each))
         name = command.words[0].lower() if command.words else ""
         if (body := self._functions.pop(name, None)) is not None:
             self._forget([each for each in _NAMED.findall(text) if isinstance(self._variable(each), list)], text)

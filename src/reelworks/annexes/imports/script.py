@@ -76,8 +76,10 @@ class Command:
     unread: list[str] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
 
-    def add(self, word: str, place: str = "") -> None:
-        """Add a word; one that may stand for any options is left out."""
+    def add(self, word: str | Unknown, place: str = "") -> None:
+        """Add a word, or what may be several; what may stand for any options is left out."""
+        if isinstance(word, Unknown):
+            word = Partly(word.source, word._replace(is_several=True))
         unknown = unknown_in(word)
         follows = bool(self.words) and self.words[-1].startswith("-") and "=" not in self.words[-1]
         is_value = follows or (unknown is not None and "=" in word.partition(unknown.source)[0])
