@@ -1,9 +1,10 @@
-"""Parse TOML of strangers: whatever is wrong with it is one error."""
+"""Parse TOML, also of strangers: whatever is wrong with it is one error."""
 
 from __future__ import annotations
 
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
 
 _DEEPEST = 32
@@ -42,6 +43,11 @@ def parse(text: str) -> dict[str, Any]:
         if not level:
             return values
     raise TomlError("it is nested too deeply")
+
+
+def beside(module: str, name: str) -> dict[str, Any]:
+    """Return the values of a file of this program that lies beside a module, which is given by its `__file__`."""
+    return parse(Path(module).with_name(name).read_text(encoding="utf-8"))
 
 
 def _inside(value: Any) -> list[Any]:

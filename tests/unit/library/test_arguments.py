@@ -251,7 +251,7 @@ def test_the_table_of_words_has_keys_that_exist() -> None:
         "objective": ObjectiveConfig,
     }
     for table, config in configs.items():
-        assert set(words._TABLES[table][1].split()) <= config.model_fields.keys()
+        assert set(words._TABLES[table]["keys"]) <= config.model_fields.keys()
 
 
 LIBRARY = ("core", *(f"data/{r}" for r in ("catalog", "media", "schedule", "buckets", "loader", "checkpoint")))
