@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,8 @@ from reelworks.commands.exit_codes import ExitCode
 from reelworks.commands.options import Json, Overrides, RunArgument, SourceArgument
 from reelworks.core import units
 from reelworks.core.errors import UserError
+from reelworks.models.adapters.conventions import LoraFormat
+from reelworks.models.export.config import Dtype
 
 if TYPE_CHECKING:
     from reelworks.data.checkpoint.config import CheckpointsConfig
@@ -33,22 +34,6 @@ if TYPE_CHECKING:
 app = App(no_args_is_help=True, rich_markup_mode=None)
 StepArgument = Annotated[int, Argument(metavar="STEP", min=0, help="Optimizer steps done.")]
 OptionalStep = Annotated[int | None, Argument(metavar="[STEP]", min=0, help="Optimizer steps done.")]
-
-
-class Format(enum.StrEnum):
-    """Convention of an exported LoRA."""
-
-    diffusers = "diffusers"
-    comfyui = "comfyui"
-    kohya = "kohya"
-
-
-class Dtype(enum.StrEnum):
-    """Dtype of exported floating-point tensors."""
-
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-    float32 = "float32"
 
 
 @app.callback()
@@ -203,9 +188,9 @@ def export(
         Path, Option("--output", "-o", help="A new .safetensors file; above 10 GB, shards and an index.")
     ],
     ema: Annotated[bool, Option("--ema/--weights", help="Export the averaged or the trained weights.")] = True,
-    dtype: Annotated[Dtype, Option(help="Dtype of floating-point tensors.")] = Dtype.bfloat16,
+    dtype: Annotated[Dtype, Option(help="Dtype of floating-point tensors.")] = "bfloat16",
     format: Annotated[
-        Format | None, Option(help="Naming convention of a LoRA's tensors; default: diffusers.", show_default=False)
+        LoraFormat | None, Option(help="Naming convention of a LoRA's tensors; default: diffusers.", show_default=False)
     ] = None,
     merge: Annotated[
         bool, Option("--merge", help="Export full weights, with the LoRA merged into its base model.")
@@ -218,9 +203,7 @@ def export(
     """
     with show.loading():
         from reelworks.inference.generate import export_run
-    exported = export_run.export(
-        source, output, ema=ema, dtype=dtype.value, format=format.value if format else None, merge=merge
-    )
+    exported = export_run.export(source, output, ema=ema, dtype=dtype, format=format, merge=merge)
     for path in [] if json else exported.files:
         show.line(f"{path}: {exported.weights} of step {exported.step} in {exported.dtype}")
     if json:

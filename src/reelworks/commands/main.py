@@ -35,34 +35,15 @@ from reelworks.commands import (
 )
 from reelworks.commands.app import App, Commands, as_user_error
 from reelworks.commands.exit_codes import ExitCode
-from reelworks.core import annexes, machine, optional_imports, system, terminal
+from reelworks.core import annexes, machine, optional_imports, system, terminal, toml
 from reelworks.core import trust as trusted_code
 from reelworks.core.words import of_recipe
 
 _PATIENCE_SECONDS = 5.0
 _SETTING = re.compile(r"--[a-z_]+(\.\w+)+|[a-z_]+(\.\w+)+=")  # as other trainers take them
 _NAMED = re.compile(r"(?:--?)?([a-z][a-z_-]*)(?:=.*)?")
-# What other programs call it, and the ways in which it is given here, as far as a command has the option.
-_ELSEWHERE = {
-    name: ways
-    for names, *ways in (
-        ("lr learning_rate", "--set train.learning_rate=VALUE"),
-        ("steps num_steps max_train_steps", "--num-inference-steps N", "--max-steps N", "--set train.max_steps=N"),
-        ("cfg cfg_scale guidance", "--guidance-scale VALUE"),
-        ("epochs max_train_epochs num_epochs", "--set train.max_epochs=VALUE"),
-        ("batch_size train_batch_size", "--set buckets.batch_size=VALUE"),
-        ("rank network_dim lora_rank", "--set lora.rank=VALUE"),
-        ("alpha network_alpha lora_alpha", "--set lora.alpha=VALUE"),
-        ("optimizer optimizer_type", "--set train.optimizer=VALUE"),
-        ("images image_folder train_data_dir dataset instance_data_dir", "--data DIR"),
-        ("output_dir out", "--output DIR"),
-        ("pretrained_model_name_or_path", "--model NAME"),
-        ("resume_from_checkpoint", "--resume STEP; the same command resumes by itself"),
-        ("resolution", "--set bucket.0.resolution=VALUE"),
-        ("seed", "--set seed=VALUE"),
-    )
-    for name in names.split()
-}
+_OTHER_OPTIONS = toml.beside(__file__, "other_options.toml")
+_ELSEWHERE = {name: ways for names, ways in _OTHER_OPTIONS.items() for name in names.split()}
 
 app = App(
     name="reelworks",
