@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import NamedTuple
 
+from reelworks.core import toml
 from reelworks.core.context_variables import setting
 
 
@@ -30,73 +31,12 @@ class Column(NamedTuple):
     of_caption: bool = False
 
 
-_SHARE = "0 to 1"
-_PX = "px"
-# By the name of the measure that gives them.
-BUILT_IN: dict[str, tuple[Column, ...]] = {
-    "sharpness": (
-        Column("sharpness", _SHARE, "share of the fine differences that blurring the frame once more would remove"),
-    ),
-    "exposure": (
-        Column("brightness", _SHARE, "mean luma; 1 is white"),
-        Column("clipped_dark", _SHARE, "share of the pixels that are black"),
-        Column("clipped_bright", _SHARE, "share of the pixels that are white"),
-    ),
-    "noise": (Column("noise", "levels of 255", "standard deviation of the noise in even areas"),),
-    "blockiness": (
-        Column("blockiness", "times", "how far differences at the borders of 8 × 8 px blocks exceed those beside them"),
-    ),
-    "colourfulness": (Column("colourfulness", "levels of 255", "spread and strength of the colours; 0 is grey"),),
-    "borders": (
-        Column("border_top", _PX, "rows of the black border above"),
-        Column("border_bottom", _PX, "rows of the black border below"),
-        Column("border_left", _PX, "columns of the black border to the left"),
-        Column("border_right", _PX, "columns of the black border to the right"),
-    ),
-    "motion": (
-        Column(
-            "motion",
-            "% of the height/s",
-            "speed of the edges in the picture, those that stand still included; cuts do not count",
-        ),
-        Column("static", _SHARE, "share of the neighbouring frames between which nothing changes"),
-    ),
-    "cuts": (
-        Column("cuts", "count", "hard cuts from one scene to another"),
-        Column(
-            "flashes", "count", "moments of at most 3 frames that are much brighter or darker than those around them"
-        ),
-    ),
-    "duplicates": (
-        Column(
-            "duplicate_group",
-            "number",
-            "the same number for clips that show nearly the same; missing for a clip alone",
-            is_label=True,
-        ),
-        Column("duplicate_rank", "rank", "0 for the best of a group and for a clip alone; then 1, 2, …", is_label=True),
-    ),
-    "sound": (
-        Column("loudness", "dB", "level of the sound below full scale, as the root of its mean square"),
-        Column("silent", _SHARE, "share of the time that is below -60 dB"),
-        Column(
-            "clipped_sound",
-            _SHARE,
-            "share of the samples within 0.5 dB of full scale, where sound lies that was cut off",
-        ),
-    ),
-}
-# By the name of the measure, which runs a network; those of classifiers are named by their labels.
-OF_NETWORKS: dict[str, tuple[Column, ...]] = {
-    "agreement": (
-        Column("agreement", "-1 to 1", "cosine of the caption and the frames in CLIP or SigLIP", of_caption=True),
-    ),
-    "aesthetic": (Column("aesthetic", "about 1 to 10", "rating that people would give, by a head upon CLIP"),),
-}
-# By the name of the measure, which needs a package that is not installed by default.
-WITH_EXTRAS: dict[str, tuple[Column, ...]] = {
-    "text": (Column("text_area", _SHARE, "share of the picture that lines of text cover"),),
-}
+# By the name of the measure that gives them: our own, those that run a network, of which classifiers name theirs by their
+# labels, and those that need a package which is not installed by default.
+BUILT_IN, OF_NETWORKS, WITH_EXTRAS = (
+    {measure: tuple(Column(**column) for column in columns) for measure, columns in measures.items()}
+    for measures in toml.beside(__file__, "measured_columns.toml").values()
+)
 _COLUMNS = {
     column.name: (measure, column)
     for measures in (BUILT_IN, OF_NETWORKS, WITH_EXTRAS)
