@@ -8,85 +8,14 @@ from typing import get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from reelworks.core import config, toml_none
+from reelworks.core import config, toml, toml_none
 from reelworks.core.errors import UserError
 from reelworks.training.recipe import stages
 from reelworks.training.recipe.recipe import Recipe
 
-# Keys of earlier versions, and what to write instead.
-_RENAMED = {
-    "buckets.compat": "buckets.opensora_drop_exact_length",
-    "data.first_frame": "data.clip_start",
-    "data.locality_clips": "data.shuffle_window",
-    "data.max_failure_share": "data.max_decode_failures",
-    "data.prefetch_micro_batches": 'data.prefetch_bytes, a size such as "2GB"',
-    "dataset.prior_preservation": "dataset.prior_prediction",
-    "dataset.weight": "dataset.repeats, which can be any number from 0.001, as the product of both",
-    "exports.every_saves": "exports.every_n_saves",
-    "objective.compat": "objective.opensora_frame_quantization",
-    "preview": "[samples]",
-    "quarantine": "exclude_file",
-    "text": "[text_encoder]",
-    "train.clip_norm": "train.max_grad_norm",
-    "train.loss_weight": "train.loss_reduction",
-    "train.slot_width": "train.same_bucket_run",
-    "validation.times": "validation.timesteps",
-}
-
+_OTHER_KEYS = toml.beside(__file__, "other_keys.toml")
+_RENAMED, _ELSEWHERE = _OTHER_KEYS["renamed"], _OTHER_KEYS["elsewhere"]  # in earlier versions, and in other trainers
 _FEW = 4  # places of one key that are told
-
-# Keys of other trainers, without the underscores and hyphens that they are spelt with, and what to write here.
-_ELSEWHERE = {
-    "batchsize": "buckets.batch_size, or batch_size in a [[bucket]]",
-    "cachelatents": "encode.store",
-    "captionext": "nothing: captions are read from .txt files beside the clips",
-    "captionprefix": 'dataset.caption, as in "WORD, {text}"',
-    "checkpointingsteps": "checkpoints.every_steps",
-    "checkpointevery": "checkpoints.every_steps",
-    "datasetpath": "dataset.path",
-    "dim": "lora.rank",
-    "discreteflowshift": "objective.timestep_shift",
-    "epochs": "train.max_epochs",
-    "flowshift": "objective.timestep_shift",
-    "folderpath": "dataset.path",
-    "frames": "bucket.num_frames",
-    "framebuckets": "bucket.num_frames",
-    "gradientaccumulation": "train.gradient_accumulation_steps",
-    "instancedatadir": "dataset.path",
-    "instanceprompt": "dataset.caption, or dataset.missing_caption for clips without one",
-    "linear": "lora.rank",
-    "linearalpha": "lora.alpha",
-    "lr": "train.learning_rate",
-    "lrscheduler": "train.learning_rate_schedule",
-    "lrwarmupsteps": "train.warmup_steps",
-    "maxtrainepochs": "train.max_epochs",
-    "maxtrainsteps": "train.max_steps",
-    "mixedprecision": "precision.compute",
-    "modelname": "model.name",
-    "nameorpath": "model.weights",
-    "networkalpha": "lora.alpha",
-    "networkdim": "lora.rank",
-    "networkrank": "lora.rank",
-    "numepochs": "train.max_epochs",
-    "numrepeats": "dataset.repeats",
-    "numtrainepochs": "train.max_epochs",
-    "numtrainsteps": "train.max_steps",
-    "optimizertype": "train.optimizer",
-    "outputdir": "output",
-    "outputname": "output",
-    "pretrainedmodelnameorpath": "model.weights",
-    "resolution": 'a [[bucket]] with resolution = "512px"',
-    "sampleevery": "samples.every_steps",
-    "saveevery": "checkpoints.every_steps",
-    "saveeverynepochs": "checkpoints.at_epoch_end",
-    "saveeverynsteps": "checkpoints.every_steps",
-    "size": 'a [[bucket]] with resolution = "512px"',
-    "steps": "train.max_steps",
-    "traindatadir": "dataset.path",
-    "trainbatchsize": "buckets.batch_size, or batch_size in a [[bucket]]",
-    "triggerword": 'dataset.trigger, or dataset.caption as in "WORD, {text}"',
-    "warmup": "train.warmup_steps",
-}
 
 
 def explain(error: ValidationError) -> UserError:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -29,7 +30,7 @@ class StepFlags(NamedTuple):
 _COUNTS = 3 + len(StepFlags._fields)  # values of `StepSums.counts`
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StepTotals:
     """Sums of a step over all ranks, on the host.
 
@@ -37,35 +38,40 @@ class StepTotals:
         clips, repeats: Number of clips that count: first uses of a clip, repeats that fill a micro-batch.
         failed: Number of clips that could not be decoded.
         flags: Requests of any rank.
-        loss, weight: Sums of the weighted losses, and of the weights, of all clips that count.
+        loss: Weighted mean over the clips that count; NaN if none did.
+        has_finite_loss: False if the sum of the losses is not finite, whatever their weights.
+        weight: Sum of their weights.
         loss_by_bucket: Mean loss by index of each bucket that had clips.
         loss_by_kind: Mean loss by index of the bucket and of the kind in `KINDS` that had clips.
         loss_by_range: Mean loss by index of each range of timesteps that had clips.
     """
 
-    clips: int
-    repeats: int
-    failed: int
     flags: StepFlags
-    loss: float
-    weight: float
-    loss_by_bucket: dict[int, float]
-    loss_by_kind: dict[tuple[int, int], float]
-    loss_by_range: dict[int, float]
+    clips: int = 0
+    repeats: int = 0
+    failed: int = 0
+    loss: float = math.nan
+    has_finite_loss: bool = True
+    weight: float = 0.0
+    loss_by_bucket: dict[int, float] = field(default_factory=dict)
+    loss_by_kind: dict[tuple[int, int], float] = field(default_factory=dict)
+    loss_by_range: dict[int, float] = field(default_factory=dict)
 
     @classmethod
     def of_sums(cls, sums: StepSums) -> StepTotals:
         """Return the totals of sums over all ranks that are on the host."""
         clips, repeats, failed, *flag_counts = sums.counts.tolist()
         losses, weights = sums.by_kind.sum(dim=2).tolist()
+        loss, weight = sum(losses), sum(weights)
         by_kind = _means(*sums.by_kind.flatten(1).tolist())
         return cls(
             clips=int(clips),
             repeats=int(repeats),
             failed=int(failed),
             flags=StepFlags(*(number > 0 for number in flag_counts)),
-            loss=sum(losses),
-            weight=sum(weights),
+            loss=loss / weight if weight > 0 else math.nan,
+            has_finite_loss=math.isfinite(loss),
+            weight=weight,
             loss_by_bucket=_means(losses, weights),
             loss_by_kind={divmod(i, len(KINDS)): loss for i, loss in by_kind.items()},
             loss_by_range=_means(*sums.by_range.tolist()),

@@ -49,25 +49,21 @@ from reelworks.training.step.nonfinite import KeptBatch, NonFiniteCause
 from reelworks.training.step.progress import learning_rate
 from reelworks.training.step.spikes import Spike, SpikeClip, SpikeGroup
 from reelworks.training.step.state import TrainState
-from reelworks.training.step.step_sums import StepFlags, StepSums
+from reelworks.training.step.step_sums import StepFlags, StepSums, StepTotals
 
 _EPSILON = 1e-6  # as in `torch.nn.utils.clip_grad_norm_`
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepResult:
-    """Result of a step.
+class StepResult(StepTotals):
+    """Result of a step, with its sums over all ranks.
 
     Attributes:
         applied: False if weights were not updated; see `why_not`.
         finite: False if the loss or a gradient was not finite.
         learning_rate: Rate of this step that acts; see `ShardedOptimizer.set_rate`.
-        loss: Weighted mean over the clips of all ranks; NaN if no clip counted.
-        loss_by_bucket: Loss by index of each bucket that had clips.
-        loss_by_range: Loss by index of each range of timesteps that had clips.
         grad_norm: Norm of the whole gradient before clipping.
         grad_norm_by_block: Norm of each block's gradient; empty in steps that do not measure it.
-        clips, repeats, failed: Numbers of clips, as in `StepTotals`.
         skipped_by_recipe: True if train.skip_steps names the step.
         idle: Layers of an adapter whose gradient is not finite, if they were not told before.
         spike: What was far above the usual, if anything was.
@@ -80,15 +76,8 @@ class StepResult:
     applied: bool
     finite: bool
     learning_rate: float
-    flags: StepFlags
-    loss: float = math.nan
-    loss_by_bucket: dict[int, float] = field(default_factory=dict)
-    loss_by_range: dict[int, float] = field(default_factory=dict)
     grad_norm: float = math.nan
     grad_norm_by_block: dict[str, float] = field(default_factory=dict)
-    clips: int = 0
-    repeats: int = 0
-    failed: int = 0
     skipped_by_recipe: bool = False
     blame: NonFiniteCause | None = None
     idle: Sequence[IdleLayers] = ()
@@ -181,7 +170,7 @@ class TrainStep:
         totals, ((grad_norm,), block_squares, losses, times) = sums.read(norm, squares, *self._of_clips(own))
 
         weight = totals.weight
-        finite = math.isfinite(totals.loss) and (weight == 0 or math.isfinite(grad_norm))
+        finite = totals.has_finite_loss and (weight == 0 or math.isfinite(grad_norm))
         learns = finite and weight > 0 and not totals.flags.stuck
         spike = self._compare_with_recent(totals.loss_by_kind, grad_norm, planned, kept) if learns else None
         applied = learns and (spike is None or train.spikes != "skip")
@@ -195,18 +184,12 @@ class TrainStep:
         idle = [] if finite else self.watch.find_not_finite()
         state.optimizer.zero_grad()
         return StepResult(
+            **vars(totals),
             applied=applied,
             finite=finite,
             learning_rate=rate,
-            flags=totals.flags,
-            loss=totals.loss / weight if weight > 0 else math.nan,
-            loss_by_bucket=totals.loss_by_bucket,
-            loss_by_range=totals.loss_by_range,
             grad_norm=grad_norm if weight > 0 else math.nan,
             grad_norm_by_block=block_norms.by_name(state.module, state.blocks, block_squares) if by_block else {},
-            clips=totals.clips,
-            repeats=totals.repeats,
-            failed=totals.failed,
             blame=blame,
             idle=idle,
             spike=spike,
