@@ -11,12 +11,13 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import itertools
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from reelworks.core import digests
 from reelworks.data.buckets.table import Bucket
@@ -231,11 +232,7 @@ def read(package: str) -> Mapping[str, PublishedSizes]:
         text = importlib.resources.files(package).joinpath(FILE).read_text(encoding="utf-8")
     except (OSError, ImportError):  # a family from elsewhere, which has no such file
         return {}
-    return {preset: from_json(values) for preset, values in json.loads(text).items()}
+    return _OF_PRESETS.validate_json(text)
 
 
-def from_json(values: Mapping[str, Any]) -> PublishedSizes:
-    """Return sizes from their JSON value."""
-    passes = {given: tuple(PassFactors(**one) for one in each) for given, each in values["passes"].items()}
-    work = {given: WorkFactors(**one) for given, one in values["work"].items()}
-    return PublishedSizes(**{**values, "passes": passes, "work": work})
+_OF_PRESETS = TypeAdapter(dict[str, PublishedSizes])
