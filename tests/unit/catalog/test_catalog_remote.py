@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import ftplib
 import http.server
+import importlib
 import io
 import itertools
 import os
 import re
 import stat
+import sys
 import tarfile
 import threading
 import time
@@ -16,21 +20,26 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
+import aiohttp
 import media_makers as media
 import numpy as np
 import pytest
 import s3_server
 import s3fs.core
+from fsspec.implementations.http import HTTPFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 from refused import refused
 
 from reelworks.core import retry
+from reelworks.core.errors import UserError
 from reelworks.core.file_cache import FileCache
 from reelworks.core.shape import Shape
 from reelworks.data.catalog.config import Source
@@ -298,6 +307,74 @@ def test_headers_that_are_damaged_in_the_cache_are_read_anew(content: bytes, fil
         kept.write_bytes(content if i == 0 else kept.read_bytes())
         assert list_address("d", "memory://damaged").entries == listed
         list_address("d", "memory://damaged")  # which keeps them again
+
+
+class _Client:
+    """A folder of this machine as clients of SFTP and FTP list it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def listdir_iter(self, path: str) -> Iterator[SimpleNamespace]:
+        for entry in os.scandir(f"{self._root}{path}"):
+            of = entry.stat()
+            times = {"st_mtime": of.st_mtime, "st_atime": of.st_atime, "st_uid": 0, "st_gid": 0}
+            yield SimpleNamespace(filename=entry.name, st_mode=of.st_mode, st_size=of.st_size, **times)
+
+    def mlsd(self, path: str) -> Iterator[tuple[str, dict[str, str]]]:
+        for entry in os.scandir(f"{self._root}{path}"):
+            yield entry.name, {"type": "dir" if entry.is_dir() else "file", "size": str(entry.stat().st_size)}
+
+    def dir(self, *_: object) -> None:
+        raise ftplib.error_perm("502 not implemented")
+
+    def close(self) -> None: ...
+
+
+_OF_STORAGES = (OSError(errno.ESTALE, "stale"), PermissionError(errno.EACCES, "closed"), TimeoutError(), EOFError())
+_OF_FTP = (*_OF_STORAGES, ftplib.error_temp("421 busy"), ftplib.error_perm("550 no such folder"))
+_ERRORS = {"ftp": _OF_FTP, "http": (*_OF_STORAGES, aiohttp.ServerDisconnectedError(), FileNotFoundError())}
+
+
+@pytest.mark.parametrize("kind", ["file", "dir", "sftp", "ftp", "http"])
+def test_no_listing_is_taken_that_left_a_folder_out(
+    kind: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the second question of three is answered by; what passes is asked again."""
+    monkeypatch.setattr(retry, "WAITS_SECONDS", (0.0,))
+    for name in "ab":
+        media.write_picture(tmp_path / "all" / name / "0.png")
+    monkeypatch.setitem(sys.modules, "paramiko", MagicMock())
+    for module, name in (("sftp", "SFTPFileSystem"), ("ftp", "FTPFileSystem")):
+        client = getattr(importlib.import_module(f"fsspec.implementations.{module}"), name)
+        monkeypatch.setattr(client, "_connect", lambda self: setattr(self, "ftp", _Client(tmp_path)))
+    fault: Exception | None = None
+    asked, times = 0, 0
+
+    def counting(ask: Callable[..., Any]) -> Callable[..., Any]:
+        def work(*args: Any, **options: Any) -> Any:
+            nonlocal asked, times
+            if not isinstance(args[0], str) or str(tmp_path) in args[0]:
+                asked += 1
+                if fault is not None and asked > 1 and times > 0:
+                    times -= 1
+                    raise fault
+            return ask(*args, **options)
+
+        return work
+
+    with web_server(tmp_path) as web:
+        own = f"file://{tmp_path}"
+        url = {"file": f"{own}/all", "dir": f"dir://all::{own}", "http": f"{web}/all"}.get(kind, f"{kind}://host/all")
+        owner, name = (HTTPFileSystem, "_ls_real") if kind == "http" else (os, "scandir")
+        monkeypatch.setattr(owner, name, counting(getattr(owner, name)))
+        for fault in (None, *_ERRORS.get(kind, _OF_STORAGES)):
+            for times in (1, 1 << 30):
+                asked = 0
+                failed = suppress(UserError) if times == 1 else refused("storage-unreadable")
+                with failed if fault else nullcontext():
+                    files = list_address("d", url).entries
+                    assert [file.path for file in files] == ["a/0.png", "b/0.png"]
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):

@@ -81,13 +81,25 @@ class _Storage:
         self.listed = self._find() if lists else None
 
     def _find(self) -> dict[str, dict[str, Any]]:
+        """List all files, or fail: what a listing leaves out counts as deleted."""
+        self._fs.invalidate_cache()
         try:
-            found: dict[str, dict[str, Any]] = self._fs.find(self._root, detail=True, refresh=True)
-        except Exception as error:  # libraries of storages raise errors of their own
-            raise self._away(error) from error
+            if _walks(self._fs):
+                found = dict(self._walk(self._root))
+            else:
+                found = self._ask(partial(_all_below, self._fs, self._root))
+        except OSError as error:
+            raise self._away(error.__cause__ or error) from error
         below = {full: info for full, info in found.items() if not full.endswith(_FOLDER_MARKERS)}
         prefix, read = self._root.rstrip("/") + "/", unquote if storages.is_web(self.url) else str
         return {read(full.removeprefix(prefix)): info for full, info in below.items()}
+
+    def _walk(self, folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        for info in self._ask(partial(_inside, self._fs, folder)):
+            if info["type"] != "directory":
+                yield info["name"], info
+            elif (inner := info["name"].rstrip("/")) != folder.rstrip("/"):
+                yield from self._walk(inner)
 
     def info(self, path: str) -> dict[str, Any]:
         """Return what the storage has listed of a file, or what it tells of it if that is more."""
@@ -127,7 +139,7 @@ class _Storage:
             return self._answered is not None and bool(self._asked(self._answered))
         return False
 
-    def _away(self, error: Exception) -> UserError:
+    def _away(self, error: BaseException) -> UserError:
         return UserError(
             f"the storage cannot be read ({type(error).__name__}: {error})",
             code="storage-unreadable",
@@ -135,6 +147,34 @@ class _Storage:
             value=self.url,
             remedy="check the address, the network and the credentials, such as AWS_ACCESS_KEY_ID",
         )
+
+
+def _walks(fs: Any) -> bool:
+    """Return whether fsspec finds a storage's files by listing one folder after another.
+
+    Without a word it leaves out what is below a folder for which that fails, so that it is done here instead.
+    """
+    from fsspec.asyn import AsyncFileSystem
+    from fsspec.implementations.dirfs import DirFileSystem
+    from fsspec.spec import AbstractFileSystem
+
+    kind = type(fs)
+    ways = {kind.find, getattr(kind, "_find", kind.find)}
+    return ways <= {AbstractFileSystem.find, AsyncFileSystem._find, DirFileSystem.find, DirFileSystem._find}
+
+
+def _all_below(fs: Any, root: str) -> dict[str, dict[str, Any]]:
+    with storages.reached():
+        return dict(fs.find(root, detail=True, refresh=True))
+
+
+def _inside(fs: Any, folder: str) -> list[dict[str, Any]]:
+    with storages.reached():
+        found = list(fs.ls(folder, detail=True))
+        # Of a folder that a server of FTP does not list, fsspec gives nothing, which it does not keep.
+        if not found and fs.protocol == "ftp" and folder not in fs.dircache:
+            raise PermissionError(f"{folder} is not listed")
+        return found
 
 
 def _headers(file: Location) -> archive.ArchiveHeaders:
