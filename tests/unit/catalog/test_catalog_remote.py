@@ -212,7 +212,7 @@ def test_a_web_server_is_asked_for_several_files_at_once(cache: Path, tmp_path: 
     for name in "abcd":
         media.write_picture(tmp_path / f"{name}.png")
     with web_server(tmp_path, Handler) as root:
-        files = look_up("d", root, [f"{name}.png" for name in "abcd"])
+        files = look_up("d", root, [f"{name}.png" for name in "abcd"], captions=False)
     assert ([file.problem for file in files], both.broken) == ([None] * 4, False)
 
 
@@ -383,9 +383,13 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 64  # whom it turns away asks again after a second
+
+
 @contextmanager
 def web_server(folder: Path, handler: type[_Quiet] = _Quiet) -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder))) as server:
+    with _Server(("127.0.0.1", 0), partial(handler, directory=str(folder))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
@@ -462,6 +466,65 @@ def _scan_list(root: str, names: Sequence[str], folder: Path) -> dict[str, tuple
     scan_sources([Source.from_path(folder / "some.csv", root=root)], folder / "some", workers=1)
     rows = Catalog.open(folder / "some").live().to_table().to_pylist()
     return {row["path"]: (row["num_frames"], row["error"]) for row in rows}
+
+
+_BESIDE = [
+    "a.txt",
+    "b.caption",
+    "c.png.txt",
+    "d.txt",
+    "d.1.txt",
+    "d.2.txt",
+    "e.txt",
+    "e.1.txt",
+    "f.1.txt",
+    "sub/a.png.caption",
+]
+
+
+@pytest.mark.parametrize("lacking", [404, 410, 403, 200])
+def test_captions_beside_the_files_of_a_web_server_are_those_beside_the_same_files_here(
+    lacking: int, faulty: type[_Faulty], cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever way a server says that it lacks a file: also by a page. None are asked for where the list has them."""
+    web, asked, fault = tmp_path / "web", list[str](), 0
+    names = [*(f"{name}.png" for name in "abcdefg"), "e.1.png", "sub/a.png"]
+    for name in names:
+        media.write_picture(web / name)
+    for name in _BESIDE:
+        (web / name).write_text(f"text of {name}", encoding="utf-8")
+    rows = "".join(f"{name},{i}\n" for i, name in enumerate(names))
+    (web / "list.csv").write_text(f"path,aes\n{rows}", encoding="utf-8")
+    (web / "own.csv").write_text(f"path,text\n{rows}", encoding="utf-8")
+
+    class Handler(faulty):
+        def _answer(self, *, has_body: bool) -> None:
+            is_there = Path(f"{self.directory}{self.path}").is_file()
+            asked.extend(re.findall(r"\w+\.(?:txt|caption)$", self.path))
+            if is_there and not (fault and self.path.endswith(".txt")):
+                super()._answer(has_body=has_body)
+                return
+            page = b"<html>nothing</html>"
+            self.send_response(fault if is_there else lacking)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page if has_body else b"")
+
+    def captions(rows: CatalogRows) -> dict[str, str | None]:
+        return dict(zip(rows.path.to_pylist(), rows.caption.to_pylist(), strict=True))
+
+    wanted = captions(scan(web / "list.csv", tmp_path / "here")[1])
+    assert (wanted["d.png"], wanted["g.png"]) == ("text of d.txt\ntext of d.1.txt\ntext of d.2.txt", None)
+    with web_server(web, Handler) as root:
+        assert captions(scan(f"{root}/list.csv", tmp_path / "there")[1]) == wanted
+        assert len(asked) <= 12 * len(names)
+        fault = 503
+        result, rows = scan(f"{root}/list.csv", tmp_path / "there")
+        assert (captions(rows), result.bad, result.unchanged) == (wanted, 0, len(names))
+        asked.clear()
+        assert captions(scan(f"{root}/own.csv", tmp_path / "own")[1])["d.png"] == "3"
+        assert not asked
 
 
 @pytest.mark.parametrize("fault", ["cut", "whole"])

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import posixpath
 import unicodedata
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import cache, cached_property
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from reelworks.data.media import formats
 
 SUFFIX = ".txt"  # of the file that is written for a clip without one
 SUFFIXES = (SUFFIX, ".caption")  # the first that exists is read
+_MOST_ASKED = 100  # of a server that says of any name that it is there
 
 
 class Range(NamedTuple):
@@ -107,6 +109,27 @@ class CaptionNames:
     def _further(self, base: str) -> str | None:
         named = (name for name in self.named(base) if formats.extension_of(name) == SUFFIX)
         return next(named, None) if base not in self._taken else None
+
+
+class AskedNames(CaptionNames):
+    """The caption files in folders that cannot be listed: names in small letters are asked for, until one of a kind is there.
+
+    Args:
+        clips: Paths of the clips.
+        is_there: Asks for a file.
+    """
+
+    def __init__(self, clips: Collection[str], is_there: Callable[[str], bool]) -> None:
+        super().__init__(clips)
+        self._is_there = is_there
+
+    def find(self, clip: str) -> tuple[list[str], list[str]]:
+        """Return the names of a clip's caption files that are read, and no others, which are not asked for."""
+        stem = posixpath.splitext(clip)[0]
+        first = (base + suffix for base in (stem, *({clip} - self._taken)) for suffix in self._suffixes)
+        bases = takewhile(lambda base: base not in self._taken, (f"{stem}.{i}" for i in range(1, _MOST_ASKED)))
+        further = takewhile(self._is_there, (base + SUFFIX for base in bases))
+        return [*islice(filter(self._is_there, first), 1), *further], []
 
 
 def _key(base: str) -> str:

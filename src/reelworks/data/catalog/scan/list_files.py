@@ -8,7 +8,7 @@ import re
 import stat
 import unicodedata
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
 from urllib.parse import unquote
@@ -22,11 +22,14 @@ from reelworks.data.catalog.store.integrity import OUTSIDE
 from reelworks.data.media import formats, location, storages
 
 
-def look_up(source: Source, paths: Sequence[str]) -> list[SourceFile]:
-    """Return the file of each path, under the name that it has there; a missing one is an entry with that problem."""
+def look_up(source: Source, paths: Sequence[str], *, captions: bool) -> list[SourceFile]:
+    """Return the file of each path, under the name that it has there; a missing one is an entry with that problem.
+
+    `captions` tells whether those beside the files are looked for, too.
+    """
     if source.url is not None:
-        url = source.url
-        return _respelled(lambda some: remote.look_up(source.name, url, some), paths, None)
+        find = partial(remote.look_up, source.name, source.url, captions=captions)
+        return _respelled(find, paths, None)
     root = str(source.root)
 
     def members(path: str) -> list[SourceFile] | None:

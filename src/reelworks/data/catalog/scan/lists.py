@@ -150,12 +150,12 @@ def _refuse_at(wrong: Any, paths: Any, source: Source, problem: str, remedy: str
         raise ListError(f"{place} {problem}", source, code="list-row-invalid", remedy=remedy)
 
 
-def _entries(paths: Any, source: Source) -> list[SourceFile]:
-    """Look up each file; a missing file becomes an entry with that problem.
+def _entries(paths: Any, source: Source, *, captions: bool) -> list[SourceFile]:
+    """Look up each file, and `captions` beside it; a missing file becomes an entry with that problem.
 
     If all are missing, the folder is probably wrong or not mounted, and the clips must not count as deleted.
     """
-    files = list_files.look_up(source, paths.to_pylist())
+    files = list_files.look_up(source, paths.to_pylist(), captions=captions)
     if all(file.problem is not None for file in files):
         first = f"; the first is {source.url or source.root}/{files[0].path}: {files[0].problem}" if files else ""
         raise ListError(
@@ -195,7 +195,7 @@ def read(source: Source) -> Listing:
     scores, note = _scores(table, caption, str(source.list_file), trusted=source.trust_list)
     if caption is None:
         notes += (f"no column of captions ({', '.join(CAPTION_NAMES)}): those beside the files are read",)
-    entries = _entries(paths, source)
+    entries = _entries(paths, source, captions=caption is None)
     _refuse_twice(pa.array([entry.path for entry in entries], TEXT), clips, source)  # in other spellings
     if source.trust_list:
         entries = _with_measures(entries, table, source)

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from reelworks.core import digests, retry, user_files
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.scan import archive, caption_names
-from reelworks.data.catalog.scan.caption_names import SUFFIXES, CaptionNames
+from reelworks.data.catalog.scan.caption_names import SUFFIXES, AskedNames, CaptionNames
 from reelworks.data.catalog.scan.source_files import (
     NO_FILE,
     Listing,
@@ -112,6 +112,15 @@ class _Storage:
         answer = self._ask(question)
         self._answered = question
         return answer
+
+    def has_caption(self, path: str) -> bool:
+        """Return whether there is such a file; for what they lack, some web servers send a page, or refuse it."""
+        try:
+            return self.info(path).get("mimetype") != "text/html"
+        except (FileNotFoundError, PermissionError):
+            return False
+        except OSError as error:
+            raise OSError(error.errno, f"its caption {posixpath.basename(path)}: {error.strerror or error}") from error
 
     def members(self, path: str, sidecars: Counter[str]) -> list[SourceFile] | None:
         """List an archive, or tell why it is not read; None if there is none."""
@@ -216,12 +225,12 @@ def _file(storage: _Storage, path: str, names: CaptionNames) -> SourceFile:
     problem = None if formats.kind_of(path) else formats.why_not_read(path)
     try:
         info = storage.listed[path] if problem and storage.listed else storage.info(path)
+        captions = names.files_of(path)
     except FileNotFoundError:
         return SourceFile(path, problem=NO_FILE)
     except OSError as error:
         return SourceFile(path, problem=storages.problem(error))
-    captions, (folder, name) = names.files_of(path), posixpath.split(path)
-    problem = problem or _why_not_in_zip(info)
+    (folder, name), problem = posixpath.split(path), problem or _why_not_in_zip(info)
     for end in captions.read:
         beside = (storage.listed or {}).get(posixpath.join(folder, caption_names.name_of(str(end), name)), {})
         problem = problem or ((why := _why_not_in_zip(beside)) and f"its caption is {why}")
@@ -235,17 +244,18 @@ def _why_not_in_zip(info: dict[str, Any]) -> str | None:
     return "encrypted in the archive" if info.get("flag_bits", 0) & 1 else None
 
 
-def look_up(name: str, url: str, paths: Sequence[str]) -> list[SourceFile]:
+def look_up(name: str, url: str, paths: Sequence[str], *, captions: bool) -> list[SourceFile]:
     """Look up the files of a list below an address; a missing one becomes an entry with that problem.
 
-    Storages that can list a folder are asked once for all files, web servers for each.
+    Storages that can list a folder are asked once for all files, web servers for each, and for its `captions` if these are not in the list.
 
     Raises:
         UserError: The storage cannot be reached.
     """
     storage = _Storage(name, url, lists=not storages.is_web(url))
     archives = archive.Archives(lambda path: storage.members(path, Counter()))
-    names = CaptionNames(storage.listed or ())
+    by_name = captions and storage.listed is None
+    names = AskedNames(paths, storage.has_caption) if by_name else CaptionNames(storage.listed or ())
 
     def entry(path: str) -> SourceFile:
         if formats.kind_of(path) is None:
