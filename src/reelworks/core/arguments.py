@@ -152,9 +152,9 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _read_path(value: Any) -> Path:
-    if isinstance(value, str | os.PathLike) and os.fspath(value):
-        return Path(value)
+def _read_file(value: Any) -> str:
+    if isinstance(value, str | os.PathLike) and isinstance(file := os.fspath(value), str) and file:
+        return file
     raise TypeError
 
 
@@ -168,8 +168,8 @@ def _read_device(value: Any) -> Any:
 
 
 DEVICE = Kind("a device of torch that this machine has", _read_device)
-PATH = Kind("a path", _read_path)
-FILE = Kind("a path", lambda value: str(_read_path(value)))  # as a text
+PATH = Kind("a path", lambda value: Path(_read_file(value)))
+FILE = Kind("a path", _read_file)  # as a text, which may be an address: a Path would have one slash of its two
 FLAG = one_of(True, False)
 TEXT = that("a text that is not empty", lambda value: isinstance(value, str) and value)
 FUNCTION = that("a function", callable)

@@ -71,6 +71,18 @@ def test_several_configs_are_scanned_with_their_companions(tmp_path: Path) -> No
     assert all("control" in m.companions for m in batches(rw.Loader(dataset)))
 
 
+def test_an_address_is_scanned_however_it_is_given(tmp_path: Path) -> None:
+    (tmp_path / "clips").mkdir()
+    (tmp_path / "clips" / "a.png").write_bytes((sample_folder() / "picture-0.png").read_bytes())
+    (tmp_path / "clips" / "meta.csv").write_text("path,text\na.png,words", encoding="utf-8")
+    for place in (f"file://{tmp_path}/clips", f"dir://clips::file://{tmp_path}", f"file://{tmp_path}/clips/meta.csv"):
+        config = rw.DatasetConfig(path=place)
+        given = (place, config, [config], {config.dataset_name: place})
+        scanned = [rw.Catalog.scan(one, to=tmp_path / str(i), workers=1).live() for i, one in enumerate(given)]
+        found = [(rows.root.to_pylist(), rows.path.to_pylist(), rows.dataset.to_pylist()) for rows in scanned]
+        assert found == found[:1] * len(given)
+
+
 def test_the_length_of_a_dataset_is_that_of_its_first_epoch() -> None:
     dataset = sample_dataset()
     assert len(dataset) == len(dataset.entries(0)) == rw.plan(dataset).clips

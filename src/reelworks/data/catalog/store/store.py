@@ -65,7 +65,7 @@ class Catalog:
     @classmethod
     @named(catalog="to", path="folders")
     @checked(
-        folders=arguments.any_of(arguments.PATH, arguments.a(Mapping, Sequence, Config)),
+        folders=arguments.any_of(arguments.FILE, arguments.a(Mapping, Sequence, Config)),
         to=arguments.PATH,
         workers=arguments.whole(0),
         engine=arguments.TEXT,
@@ -81,8 +81,8 @@ class Catalog:
         """Bring a catalog up to date with folders of videos and pictures, or with lists of them.
 
         Args:
-            folders: One folder or list, or several by the name of their dataset; or `DatasetConfig`s, as `DataSpec` takes
-                them, whose folders of companions are read too.
+            folders: Path or address of one folder or list, or several by the name of their dataset; or `DatasetConfig`s,
+                as `DataSpec` takes them, whose folders of companions are read too.
             to: Folder of the catalog; created if it does not exist. Unchanged files are not opened again.
             workers: Number of threads or processes of this machine that read files; 0 uses one for each core.
             engine: "local" reads the files on this machine; another name, on all workers of that engine, whatever `workers` is.
@@ -96,8 +96,8 @@ class Catalog:
 
         if isinstance(folders, DatasetConfig):
             folders = [folders]
-        if isinstance(folders, str | Path):
-            datasets = [DatasetConfig(path=str(folders))]
+        if isinstance(folders, str):
+            datasets = [DatasetConfig(path=folders)]
         elif isinstance(folders, Mapping):
             datasets = [DatasetConfig(path=str(path), name=name) for name, path in folders.items()]
         else:
