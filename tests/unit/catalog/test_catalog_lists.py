@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +58,7 @@ def write(file: Path, rows: list[Row]) -> Path:
     return file
 
 
-def scanned(file: Path, root: Path | None = None) -> ScanResult:
+def scanned(file: Path, root: Path | str | None = None) -> ScanResult:
     return scan_sources([Source.from_path(file, root=root)], file.parent / "catalog", workers=1)
 
 
@@ -132,6 +133,24 @@ def test_a_clip_is_known_by_its_path_below_the_root_however_it_is_written(folder
     write(moved, plain)
     result = scanned(moved)
     assert (result.changed, result.new, live(moved).uid.tolist()) == (2, 0, uids)
+
+
+def test_below_the_root_that_is_proposed_all_files_are_found(folder: Path, tmp_path: Path) -> None:
+    """Also if they have nothing but the top folder in common; files here and at an address have not even that."""
+    (tmp_path / "lists").mkdir()
+    first = {"path": f"{folder}/a.png", "text": ""}
+    for other in (folder / "sub" / "b.png", tmp_path / "none.png", Path(folder.anchor, "none.png")):
+        file = write(tmp_path / "lists" / "meta.csv", [first, {"path": str(other), "text": ""}])
+        with refused("list-row-invalid", says="row 1, .* lies outside") as caught:
+            scanned(file)
+        (root,) = re.findall(r'root = "(.+)"', caught.value.remedy)
+        scanned(file, root=root)
+        errors = [row["error"] for row in by_path(file).values()]
+        assert sorted(map(str, errors)) == (["None"] * 2 if other.exists() else ["None", "no such file"])
+    file = write(file, [first, {"path": "https://example.org/b.png", "text": ""}])
+    with refused("list-row-invalid") as caught:
+        scanned(file)
+    assert caught.value.remedy == "make a list of its own for the files of each storage"
 
 
 def test_captions_of_several_lines_are_read_wherever_they_stand(folder: Path) -> None:

@@ -60,7 +60,7 @@ def _relative(paths: Any, source: Source) -> Any:
         texts = paths.filter(odd).to_pylist()
         normalised = [t if storages.is_url(t) else Path(os.path.normpath(Path(root, t))).as_posix() for t in texts]
         paths = pc.replace_with_mask(paths, odd, pa.array(normalised, paths.type))
-    for prefix in dict.fromkeys((f"{root}/", f"{source.address}/")):
+    for prefix in dict.fromkeys(storages.address(folder, "") for folder in (root, source.address)):
         below = pc.starts_with(paths, prefix)
         paths = pc.if_else(below, pc.utf8_slice_codeunits(paths, len(prefix)), paths)
     outside = pc.match_substring_regex(paths, OUTSIDE)
@@ -72,6 +72,8 @@ def _root_for(paths: Any) -> str:
     absolute = paths.filter(pc.match_substring_regex(paths, ROOT))
     if not len(absolute):
         return "correct the path"
+    if pc.any(pc.match_substring(absolute, "://")).as_py():
+        return "make a list of its own for the files of each storage"
     order = pc.min_max(absolute)  # a prefix of the first and the last in sorted order is one of all
     folder = Path(os.path.commonpath([Path(order[end].as_py()).parent for end in ("min", "max")])).as_posix()
     return f'set root (--root of scan) to a folder that contains all files, as in root = "{folder}"'
