@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import re
 import shutil
@@ -133,6 +134,20 @@ def test_a_clip_is_known_by_its_path_below_the_root_however_it_is_written(folder
     write(moved, plain)
     result = scanned(moved)
     assert (result.changed, result.new, live(moved).uid.tolist()) == (2, 0, uids)
+
+
+@pytest.mark.parametrize("name", ["meta.csv", "meta.csv.gz", "meta.jsonl", "meta.jsonl.gz"])
+def test_whether_a_list_is_packed_its_content_tells(name: str, folder: Path) -> None:
+    file, pack = folder / name, (gzip.compress, lambda data: data)
+    plain = write(folder / name.removesuffix(".gz"), [{"path": "a.png", "text": "words"}]).read_bytes()
+    for encoded in (plain, plain.decode().replace("words", "中文").encode("utf-16")):
+        for packed in pack:
+            file.write_bytes(packed(encoded))
+            scanned(file)
+            assert by_path(file)["a.png"] == {"caption": "words" if encoded == plain else "中文", "error": None}
+    file.write_bytes(gzip.compress(plain)[:-9])
+    with refused("list-unreadable"):
+        scanned(file)
 
 
 def test_below_the_root_that_is_proposed_all_files_are_found(folder: Path, tmp_path: Path) -> None:

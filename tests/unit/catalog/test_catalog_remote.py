@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import ftplib
+import gzip
 import http.server
 import importlib
 import io
@@ -466,6 +467,19 @@ def _scan_list(root: str, names: Sequence[str], folder: Path) -> dict[str, tuple
     scan_sources([Source.from_path(folder / "some.csv", root=root)], folder / "some", workers=1)
     rows = Catalog.open(folder / "some").live().to_table().to_pylist()
     return {row["path"]: (row["num_frames"], row["error"]) for row in rows}
+
+
+def test_a_packed_list_is_read_from_a_server_that_says_so(cache: Path, tmp_path: Path) -> None:
+    class Handler(_Quiet):
+        def end_headers(self) -> None:
+            if self.path.endswith(".gz"):
+                self.send_header("Content-Encoding", "gzip")
+            super().end_headers()
+
+    media.write_picture(tmp_path / "a.png")
+    (tmp_path / "list.csv.gz").write_bytes(gzip.compress(b"path,text\na.png,words"))
+    with web_server(tmp_path, Handler) as root:
+        assert scan(f"{root}/list.csv.gz", tmp_path / "catalog")[1].caption.to_pylist() == ["words"]
 
 
 _BESIDE = [

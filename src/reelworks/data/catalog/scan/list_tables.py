@@ -24,7 +24,8 @@ from reelworks.data.media import location
 from reelworks.data.media.formats import list_suffix
 from reelworks.data.media.location import MediaPath
 
-_HEAD_BYTES, _BLOCK_BYTES = 1 << 16, 1 << 22
+_GZIP = b"\x1f\x8b"
+_BLOCK_BYTES = 1 << 22
 _MOST_BY_CHANCE = 3  # signs of a text in GBK that is UTF-8 too
 
 
@@ -80,11 +81,11 @@ def texts(file: MediaPath) -> Any:
 
 def _parsed(file: MediaPath, *, as_texts: bool = False) -> tuple[Any, bool, tuple[str, ...]]:
     with location.local(remote.current(file)) as here:
-        path, suffix, name = Path(str(here)), list_suffix(file.name), file.name
+        path, suffix = Path(str(here)), list_suffix(file.name)
         if suffix == ".parquet":
             return _parquet(path), True, ()
         user_files.require(path, user_files.LIST)
-        content, notes = _content(path, is_packed=name.lower().endswith(".gz"))
+        content, notes = _content(path)
 
         def opened() -> Any:
             return user_files.opened(path) if content is None else io.BytesIO(content)
@@ -106,11 +107,14 @@ def _parquet(path: Path) -> Any:
     return pa.concat_tables([pa.parquet.read_table(part) for part in parts], promote_options="permissive")
 
 
-def _content(path: Path, *, is_packed: bool) -> tuple[bytes | None, tuple[str, ...]]:
-    """Return the content of a list as UTF-8, and what is to be told of it; None for a file that is UTF-8 as it is."""
-    if not is_packed and _is_utf8(path):
+def _content(path: Path) -> tuple[bytes | None, tuple[str, ...]]:
+    """Return the content of a list as UTF-8, and what is to be told of it; None for a file that is UTF-8 as it is.
+
+    Whether it is packed, its content tells: some web servers send what is called `.csv.gz` unpacked, and others a `.csv` packed.
+    """
+    if _is_utf8(path):
         return None, ()
-    with user_files.opened(path) as file, gzip.open(file) if is_packed else file as opened:
+    with user_files.opened(path) as file, gzip.open(file) if file.peek(2)[:2] == _GZIP else file as opened:
         data = opened.read(user_files.LIST + 1)
     user_files.require_size(path, len(data), user_files.LIST)
     text, encoding = _decoded(data)
