@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import ftplib
 import gzip
@@ -29,6 +30,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import aiohttp
+import fsspec
 import media_makers as media
 import numpy as np
 import pytest
@@ -43,11 +45,12 @@ from reelworks.core import retry
 from reelworks.core.errors import UserError
 from reelworks.core.file_cache import FileCache
 from reelworks.core.shape import Shape
-from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.config import DatasetConfig, Source
 from reelworks.data.catalog.scan import caption_texts
 from reelworks.data.catalog.scan.archive import list_archive
 from reelworks.data.catalog.scan.remote import list_address, look_up
 from reelworks.data.catalog.scan.scan import ScanResult, scan_sources
+from reelworks.data.catalog.store import companions
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.media import location, storages
@@ -480,6 +483,78 @@ def test_a_packed_list_is_read_from_a_server_that_says_so(cache: Path, tmp_path:
     (tmp_path / "list.csv.gz").write_bytes(gzip.compress(b"path,text\na.png,words"))
     with web_server(tmp_path, Handler) as root:
         assert scan(f"{root}/list.csv.gz", tmp_path / "catalog")[1].caption.to_pylist() == ["words"]
+
+
+class _Closed(_Quiet):
+    """Lets in whom `key` lets in: a query, or a name and password."""
+
+    key = ""
+
+    def send_head(self) -> Any:
+        if self.key not in (self.path.partition("?")[2], self.headers.get("Authorization")):
+            self.send_error(403)
+            return None
+        return super().send_head()
+
+
+def test_the_signature_of_an_address_is_part_of_no_name(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list may have one, but neither a folder nor a file of a list."""
+    monkeypatch.setattr(_Closed, "key", "sig=s%2B/c.mp4")
+    media.write_picture(tmp_path / "files" / "a.png")
+    (tmp_path / "l.csv").write_text("path,text\na.png,words\nb.png?sig=s,gone", encoding="utf-8")
+    with web_server(tmp_path, _Closed) as closed, web_server(tmp_path / "files") as root:
+        url = f"{closed}/l.csv?{_Closed.key}"
+        source = DatasetConfig(path=url, root=root).place
+        result = scan_sources([source], tmp_path / "catalog", workers=1)
+        rows = Catalog.open(tmp_path / "catalog").live().to_table().to_pylist()
+        found = {row["path"]: (row["dataset"], row["caption"], row["error"]) for row in rows}
+        assert found.pop("a.png") == ("l", "words", None)
+        assert [error for *_, error in found.values()] == ["a query behind the name, as of a signed address: .png"]
+        kept = b"".join(file.read_bytes() for file in (tmp_path / "catalog").rglob("*") if file.is_file())
+        assert _Closed.key.encode() not in kept
+        assert _Closed.key not in "".join(result.notes)
+        with refused("query-of-folder", "dataset.path"):
+            Source.from_path(f"{root}/?{_Closed.key}")
+        with refused("query-of-folder", "dataset.root"):
+            Source.from_path(url, root=f"{root}?{_Closed.key}")
+
+
+def test_a_password_is_given_as_the_refusal_of_an_address_with_one_says(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = base64.b64encode(b"me:p@ss").decode()
+    monkeypatch.setattr(_Closed, "key", f"Basic {given}")
+    media.write_picture(tmp_path / "files" / "a.png")
+    (tmp_path / "files" / "l.csv").write_text("path,text\na.png,words", encoding="utf-8")
+    own = tmp_path / "own.csv"
+    with web_server(tmp_path / "files", _Closed) as root:
+        secret = root.replace("://", "://me:p%40ss@")
+        for make in (
+            lambda: Source.from_path(f"{secret}/l.csv"),
+            lambda: Source.from_path(f"dir://clips::{secret}"),
+            lambda: DatasetConfig(path=str(own), root=secret).place,
+            lambda: companions.sources(Source.from_path(own), {"control": f"{secret}/files"}),
+        ):
+            with refused("password-in-address") as caught:
+                make()
+            assert "p%40ss" not in str(caught.value)
+        own.write_text(f"path\n{secret}/a.png", encoding="utf-8")
+        with refused("list-row-invalid", says="row 1 has an address with a password") as of_row:
+            scan(own, tmp_path / "catalog")
+        assert "p%40ss" not in str(of_row.value)
+        ((name, options),) = re.findall(r"set (\w+) to '(.+)'", caught.value.remedy)
+        for protocol in ("http", "https"):
+            monkeypatch.setitem(fsspec.config.conf, protocol, {})
+        fsspec.config.set_conf_env(fsspec.config.conf, {name: options.replace("…", given)})
+        fsspec.get_filesystem_class("http").clear_instance_cache()
+        assert scan(f"{root}/l.csv", tmp_path / "catalog")[1].caption.to_pylist() == ["words"]
+    for url in ("s3://bucket/a:b@c/d", "abfs://container@account.dfs.core.windows.net/a", "sftp://me@host:22/a@b"):
+        assert Source.from_path(url).url == url
+    with refused("password-in-address") as caught:
+        Source.from_path("sftp://me:secret@host/clips")
+    assert 'FSSPEC_SFTP to \'{"password": "…"}\'' in caught.value.remedy
 
 
 _BESIDE = [

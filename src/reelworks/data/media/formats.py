@@ -5,6 +5,8 @@ from __future__ import annotations
 import posixpath
 import re
 
+from reelworks.data.media import storages
+
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -100,7 +102,7 @@ def archives_of(path: str) -> list[str]:
 
 def list_suffix(path: object) -> str:
     """Return the suffix that tells the format of a list, without that of gzip; "" for what is no list."""
-    name = str(path).lower().rstrip("/")
+    name = storages.unsigned(str(path)).lower().rstrip("/")
     suffix = extension_of(name.removesuffix(".gz"))
     return suffix if suffix in LISTS and not (name.endswith(".gz") and suffix == ".parquet") else ""
 
@@ -126,6 +128,8 @@ def why_not_read(name: str) -> str:
     extension = extension_of(name)
     if not extension:
         return "the name has no extension"
+    if kind_of(name.partition("?")[0]):  # a clip is known by its name, and an address that is signed anew is another
+        return f"a query behind the name, as of a signed address: {extension.partition('?')[0]}"
     reason = next((text for extensions, text in _REASONS if extension in extensions), "not a video or picture")
     return f"{reason}: {extension}"
 

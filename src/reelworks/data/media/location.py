@@ -50,7 +50,8 @@ class Location:
 
     def __str__(self) -> str:
         """Return the path with which messages name the clip."""
-        return self.file if self.start is None else f"{self.file}/{self.name}"
+        file = storages.unsigned(self.file)
+        return file if self.start is None else f"{file}/{self.name}"
 
     @property
     def suffix(self) -> str:

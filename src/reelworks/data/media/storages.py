@@ -24,6 +24,7 @@ _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 _WEB, _S3 = ("http://", "https://"), ("s3", "s3a")
 # A chain of fsspec, such as "zip://clips::s3://bucket/a.zip": of the first, which reads files in another, others have no "::".
 _CHAIN = re.compile(r"^(zip|tar|dir|libarchive|reference)://.*?::")
+PASSWORD = re.compile(r"([\w+.-]+)://[^/]*:[^/]*@")  # with the name before it
 # What begins the reason why a file is not read if it says nothing about the file.
 UNREACHED = "cannot be read now"
 _BUSY = (408, 425, 429)  # answers of the web that others follow
@@ -129,6 +130,30 @@ async def _require_range(answer: Any) -> None:
 def is_web(url: str) -> bool:
     """Return whether an address is that of a web server, which lists no folder."""
     return url.startswith(_WEB)
+
+
+def unsigned(url: str) -> str:
+    """Return an address of the web without its query, such as a signature; any other text as it is."""
+    return url.partition("?")[0] if is_web(url) else url
+
+
+def require_no_password(url: str) -> None:
+    """Refuse an address with a password, which would stand wherever the address does, as in a catalog.
+
+    Raises:
+        UserError: It has one.
+    """
+    if (found := PASSWORD.search(url)) is not None:
+        options = '"password": "…"'
+        if is_web(found[0]):
+            options = '"client_kwargs": {"headers": {"Authorization": "Basic …"}}'
+        raise UserError(
+            "the address holds a password, which catalogs and runs would keep",
+            code="password-in-address",
+            field="dataset.path",
+            value=PASSWORD.sub(r"\1://", url),
+            remedy=f"leave it out, and set FSSPEC_{found[1].upper()} to '{{{options}}}' in the environment",
+        )
 
 
 def parted(url: str) -> tuple[str, str]:

@@ -50,6 +50,8 @@ def _relative(paths: Any, source: Source) -> Any:
     """Make a list's paths relative to the dataset's folder; refuse empty, outside and duplicate ones."""
     no_path = pc.equal(pc.fill_null(paths, ""), "")
     _refuse_at(no_path, paths, source, "has no path", "fill it in, or remove the row")
+    secret = pc.match_substring_regex(paths, storages.PASSWORD.pattern)
+    _refuse_at(secret, pa.nulls(len(paths)), source, "has an address with a password", "write paths below root")
     root = source.url or Path(os.path.normpath(source.root.absolute())).as_posix()
     if system.WINDOWS and source.url is None:
         paths = pc.replace_substring(paths, "\\", "/")
