@@ -262,16 +262,16 @@ class DatasetConfig(PublicConfig):
         default=0.0, ge=0, le=0.5, description="Largest turn of the colours, as a share of the full circle."
     )
 
-    @field_validator("root")
+    @field_validator("root", "trust_list")
     @classmethod
-    def _root(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if value is not None and not _is_list(info):
+    def _of_list(cls, value: str | bool | None, info: ValidationInfo) -> str | bool | None:
+        if value and not _is_list(info):
             raise UserError(
-                "the path is a folder, which is the root of its own files",
-                code="root-without-list",
-                field="dataset.root",
+                "the path is a folder, and only a list can have it",
+                code="key-without-list",
+                field=f"dataset.{info.field_name}",
                 value=value,
-                remedy="leave root out, or give a list as path",
+                remedy=f"leave {info.field_name} out, or give a list as path",
             )
         return value
 
@@ -293,19 +293,6 @@ class DatasetConfig(PublicConfig):
                 field=f"dataset.{info.field_name}",
                 value=value,
                 remedy="name each once; repeats use a clip more often",
-            )
-        return value
-
-    @field_validator("trust_list")
-    @classmethod
-    def _trust_list(cls, value: bool, info: ValidationInfo) -> bool:
-        if value and not _is_list(info):
-            raise UserError(
-                "the path is a folder, and states no sizes",
-                code="trust-without-list",
-                field="dataset.trust_list",
-                value=value,
-                remedy="leave trust_list out, or give a list as path",
             )
         return value
 

@@ -16,16 +16,7 @@ from reelworks.core.errors import UserError
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.scan import archive, lists, remote
 from reelworks.data.catalog.scan.caption_names import SUFFIXES, CaptionNames
-from reelworks.data.catalog.scan.source_files import (
-    NO_TARGET,
-    Listing,
-    SourceFile,
-    count_text,
-    extension_of,
-    may_be_read,
-    note_of,
-    settled,
-)
+from reelworks.data.catalog.scan.source_files import NO_TARGET, Listing, SourceFile, extension_of, listing_of
 from reelworks.data.media import formats, location, storages
 from reelworks.data.run.folder import RunFolder
 
@@ -58,18 +49,7 @@ def list_folder(name: str, root: Path) -> Listing:
             remedy=f"give the folder that holds the videos and pictures, or a list of them ({formats.LISTS_TOLD})",
         )
     sidecars: Counter[str] = Counter()
-    entries = settled(_walk(name, root, "", (), sidecars), name)
-    if not any(may_be_read(entry) for entry in entries):
-        found = sidecars + Counter(extension_of(entry.path) for entry in entries)
-        raise UserError(
-            f"the folder contains no videos or pictures; it contains: {count_text(found) or 'nothing'}",
-            code="no-media",
-            field=f"dataset {name!r}",
-            value=str(root),
-            remedy=f"give a folder that contains files of the types {' '.join(sorted(formats.EXTENSIONS))}, or a list of such "
-            f"files as the path ({formats.LISTS_TOLD})",
-        )
-    return Listing(entries, note=note_of(str(root), sidecars))
+    return listing_of(name, str(root), _walk(name, root, "", (), sidecars), sidecars)
 
 
 def _walk(

@@ -19,17 +19,7 @@ from reelworks.core import digests, retry, user_files
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.scan import archive, caption_names
 from reelworks.data.catalog.scan.caption_names import SUFFIXES, AskedNames, CaptionNames
-from reelworks.data.catalog.scan.source_files import (
-    NO_FILE,
-    Listing,
-    SourceFile,
-    count_text,
-    extension_of,
-    is_hidden,
-    may_be_read,
-    note_of,
-    settled,
-)
+from reelworks.data.catalog.scan.source_files import NO_FILE, Listing, SourceFile, extension_of, is_hidden, listing_of
 from reelworks.data.media import formats, location, storages
 from reelworks.data.media.location import Location, MediaPath
 
@@ -47,17 +37,7 @@ def list_address(name: str, url: str) -> Listing:
         UserError: The storage cannot be reached, or has no media there.
     """
     sidecars: Counter[str] = Counter()
-    entries = settled(_entries(_Storage(name, url, lists=True), sidecars), name)
-    if not any(may_be_read(entry) for entry in entries):
-        found = sidecars + Counter(extension_of(entry.path) for entry in entries)
-        raise UserError(
-            f"there are no videos or pictures below the address; there are: {count_text(found) or 'no files'}",
-            code="no-media",
-            field=f"dataset {name!r}",
-            value=url,
-            remedy=f"give an address below which there are files of the types {' '.join(sorted(formats.EXTENSIONS))}",
-        )
-    return Listing(entries, note=note_of(url, sidecars))
+    return listing_of(name, url, _entries(_Storage(name, url, lists=True), sidecars), sidecars)
 
 
 class _Storage:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from reelworks.core.errors import UserError
 from reelworks.data.catalog.scan.caption_names import NO_FILES, CaptionFiles
 from reelworks.data.catalog.store import companions
 from reelworks.data.catalog.store.integrity import OUTSIDE
@@ -51,11 +52,26 @@ def count_text(extensions: Counter[str]) -> str:
     return ", ".join(f"{extension} ({count})" for extension, count in extensions.most_common(8))
 
 
-def note_of(place: str, sidecars: Counter[str]) -> str | None:
-    """Return what a scan says of sidecars beside the clips of a folder or address; None if there are none."""
+def listing_of(name: str, place: str, found: Iterable[SourceFile], sidecars: Counter[str]) -> Listing:
+    """Return what was found in a dataset's folder or below its address, beside which there are such sidecars once it is.
+
+    Raises:
+        UserError: It has no media.
+    """
+    entries = settled(found, name)
+    if not any(map(may_be_read, entries)):
+        kinds = sidecars + Counter(extension_of(entry.path) for entry in entries)
+        raise UserError(
+            f"the folder contains no videos or pictures; it contains: {count_text(kinds) or 'nothing'}",
+            code="no-media",
+            field=f"dataset {name!r}",
+            value=place,
+            remedy=f"give a folder that contains files of the types {' '.join(sorted(formats.EXTENSIONS))}, or a list of such "
+            f"files as the path ({formats.LISTS_TOLD})",
+        )
     lists = sorted(sidecars.keys() & set(formats.LISTS))
     hint = f"; captions in {' '.join(lists)} are read of a list that is itself the dataset's path" if lists else ""
-    return f"{place}: files beside the clips: {count_text(sidecars)}{hint}" if sidecars else None
+    return Listing(entries, note=f"{place}: files beside the clips: {count_text(sidecars)}{hint}" if sidecars else None)
 
 
 def extension_of(name: str) -> str:

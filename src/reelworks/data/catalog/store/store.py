@@ -103,11 +103,7 @@ class Catalog:
         else:
             datasets = list(arguments.checked_value("folders", folders, arguments.each(arguments.a(DatasetConfig))))
         sources = [dataset.place for dataset in datasets]
-        sources += [
-            source
-            for d, place in zip(datasets, sources, strict=True)
-            for source in companions.sources(place, d.companions)
-        ]
+        sources += [source for d in datasets for source in companions.sources(d.place, d.companions)]
         scan.scan_sources(sources, Path(to), workers=workers, engine=engine)
         return cls.open(to)
 
