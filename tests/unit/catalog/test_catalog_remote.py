@@ -346,7 +346,7 @@ def test_no_listing_is_taken_that_left_a_folder_out(
 ) -> None:
     """Whatever the second question of three is answered by; what passes is asked again."""
     monkeypatch.setattr(retry, "WAITS_SECONDS", (0.0,))
-    for name in "ab":
+    for name in ("a", "b", ".hidden"):
         media.write_picture(tmp_path / "all" / name / "0.png")
     monkeypatch.setitem(sys.modules, "paramiko", MagicMock())
     for module, name in (("sftp", "SFTPFileSystem"), ("ftp", "FTPFileSystem")):
@@ -379,6 +379,12 @@ def test_no_listing_is_taken_that_left_a_folder_out(
                 with failed if fault else nullcontext():
                     files = list_address("d", url).entries
                     assert [file.path for file in files] == ["a/0.png", "b/0.png"]
+                assert asked == 3 or fault is not None
+        if kind != "http":
+            fault, asked = PermissionError(errno.EACCES, "closed"), -2  # of a folder that holds none of a list's files
+            named = ["b/0.png", ".hidden/0.png", "0.png"]
+            found = look_up("d", url, named, captions=True)
+            assert [file.problem for file in found] == [None, None, "no such file"]
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):

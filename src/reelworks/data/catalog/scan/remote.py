@@ -6,11 +6,12 @@ import json
 import posixpath
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -43,6 +44,10 @@ def list_address(name: str, url: str) -> Listing:
 class _Storage:
     """Asks a storage for the files below a dataset's address, and again where it does not answer.
 
+    Args:
+        lists: Whether it is to list them.
+        folders: The only folders that need be listed; None for all that are not hidden.
+
     Attributes:
         listed: What it lists there, by path; None for a web server that was not asked for that.
 
@@ -50,8 +55,8 @@ class _Storage:
         UserError: The storage cannot be reached.
     """
 
-    def __init__(self, name: str, url: str, *, lists: bool) -> None:
-        self._name, self.url = name, url
+    def __init__(self, name: str, url: str, *, lists: bool, folders: Collection[str] | None = None) -> None:
+        self._name, self.url, self._folders = name, url, folders
         try:
             self._fs, self._root = storages.filesystem(url)
         except OSError as error:
@@ -71,15 +76,22 @@ class _Storage:
         except OSError as error:
             raise self._away(error.__cause__ or error) from error
         below = {full: info for full, info in found.items() if not full.endswith(_FOLDER_MARKERS)}
-        prefix, read = self._root.rstrip("/") + "/", unquote if storages.is_web(self.url) else str
-        return {read(full.removeprefix(prefix)): info for full, info in below.items()}
+        read = unquote if storages.is_web(self.url) else str
+        return {read(self._below(full)): info for full, info in below.items()}
+
+    def _below(self, full: str) -> str:
+        return full.removeprefix(self._root.rstrip("/") + "/")
 
     def _walk(self, folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
         for info in self._ask(partial(_inside, self._fs, folder)):
+            full = info["name"].rstrip("/")
             if info["type"] != "directory":
                 yield info["name"], info
-            elif (inner := info["name"].rstrip("/")) != folder.rstrip("/"):
-                yield from self._walk(inner)
+            elif full != folder.rstrip("/") and self._enters(self._below(full)):
+                yield from self._walk(full)
+
+    def _enters(self, folder: str) -> bool:
+        return not posixpath.basename(folder).startswith(".") if self._folders is None else folder in self._folders
 
     def info(self, path: str) -> dict[str, Any]:
         """Return what the storage has listed of a file, or what it tells of it if that is more."""
@@ -232,7 +244,8 @@ def look_up(name: str, url: str, paths: Sequence[str], *, captions: bool) -> lis
     Raises:
         UserError: The storage cannot be reached.
     """
-    storage = _Storage(name, url, lists=not storages.is_web(url))
+    above = (accumulate(folder.split("/"), "{}/{}".format) for folder in {posixpath.dirname(path) for path in paths})
+    storage = _Storage(name, url, lists=not storages.is_web(url), folders={*chain.from_iterable(above)})
     archives = archive.Archives(lambda path: storage.members(path, Counter()))
     by_name = captions and storage.listed is None
     names = AskedNames(paths, storage.has_caption) if by_name else CaptionNames(storage.listed or ())
