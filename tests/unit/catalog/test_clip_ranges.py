@@ -225,7 +225,7 @@ def test_a_list_may_give_seconds(footage: Path, tmp_path: Path) -> None:
         ([{"start_seconds": float("inf"), "end_seconds": float("inf")}], "list-row-invalid", "row 1"),
         ([{"start_frame": 0, "end_frame": -float("inf")}], "list-row-invalid", "row 1"),
         ([{"start_frame": 0, "end_frame": 5, "start_seconds": 1}], "ranges-given-twice", "in two ways"),
-        ([{"start_frame": "a", "end_frame": "b"}], "range-not-a-number", "start_frame"),
+        ([{"start_frame": "a", "end_frame": "b"}], "column-not-of-numbers", "start_frame"),
     ],
 )
 def test_ranges_that_are_none_are_refused(

@@ -110,11 +110,8 @@ class _Folders:
         found = ""
         for part in path.strip().replace("\\", "/").split("/"):
             form = unicodedata.normalize("NFC", part)
-            alike = [
-                name
-                for name in (self._names(found) or {}).get(form.lower(), ())
-                if unicodedata.normalize("NFC", name) == form
-            ]
+            names = (self._names(found) or {}).get(form.lower(), ())
+            alike = [name for name in names if unicodedata.normalize("NFC", name) == form]
             if len(alike) != 1:
                 return []
             found = posixpath.join(found, alike[0])

@@ -119,13 +119,8 @@ def _numbers(table: Any, name: str, source: Source) -> NDArray[np.float64]:
         return as_numpy(column.cast(pa.float64(), safe=False))
     except pa.ArrowException as error:
         problem = f"the column {name} has a value that is no number ({error})"
-        if name in _STATED:
-            raise ListError(
-                problem, source, code="list-size-invalid", remedy="correct it, or remove trust_list"
-            ) from error
-        raise ListError(
-            problem, source, code="range-not-a-number", remedy="give numbers, or leave cells empty"
-        ) from error
+        remedy = "give numbers, or leave cells empty"
+        raise ListError(problem, source, code="column-not-of-numbers", remedy=remedy) from error
 
 
 def _refuse_twice(paths: Any, clips: list[str], source: Source) -> None:
