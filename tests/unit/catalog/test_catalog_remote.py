@@ -556,7 +556,12 @@ def test_a_password_is_given_as_the_refusal_of_an_address_with_one_says(
         fsspec.config.set_conf_env(fsspec.config.conf, {name: options.replace("…", given)})
         fsspec.get_filesystem_class("http").clear_instance_cache()
         assert scan(f"{root}/l.csv", tmp_path / "catalog")[1].caption.to_pylist() == ["words"]
-    for url in ("s3://bucket/a:b@c/d", "abfs://container@account.dfs.core.windows.net/a", "sftp://me@host:22/a@b"):
+    for url in (
+        "s3://bucket/a:b@c/d",
+        "github://owner:name@main/clips",
+        "abfs://container@account.dfs.core.windows.net/a",
+        "sftp://me@host:22/a@b",
+    ):
         assert Source.from_path(url).url == url
     with refused("password-in-address") as caught:
         Source.from_path("sftp://me:secret@host/clips")

@@ -297,7 +297,8 @@ def test_a_checkpoint_is_generated_with_in_the_size_that_trained_it(
         ({"rank": 16}, {"rank": 16, "alpha": 8.0}, "lora.alpha = 8.0: the checkpoint's LoRA has alpha 16"),
         ({"rank": 16}, {"rank": 16, "alpha": 16.0}, None),
         ({"dora": True}, {}, "lora.dora = False: the checkpoint's LoRA has dora true"),
-        ({}, {"targets": ["to_q"]}, 'the checkpoint\'s LoRA has targets "default"'),
+        ({"type": "lokr"}, {"type": "lokr", "decompose_factor": 2}, 'has decompose_factor "none"'),
+        ({}, {"targets": ["to_q"]}, None),  # which may name the same layers
         ({}, None, "lora: the checkpoint of step 2 is of a training of a LoRA"),
         (None, {}, "lora = 'lora': the checkpoint of step 2 is of a training of all weights"),
         (None, None, None),

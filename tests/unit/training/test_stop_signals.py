@@ -5,13 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from reelworks.core import system
+from reelworks.data.distributed.config import ParallelConfig
 from reelworks.data.distributed.mesh import World
+from reelworks.data.distributed.watch import Watch
 from reelworks.training.loop import stop_signals
 from reelworks.training.loop.stop_signals import Stopped, StopRequest, StopSignals
 
@@ -46,6 +51,25 @@ def test_before_the_first_step_a_signal_leaves_with_the_requeue_code_and_ctrl_c_
         with pytest.raises(left) as ended, StopSignals():
             _kill_and_wait(number)
         assert getattr(ended.value, "code", 75) == 75
+
+
+def test_a_rank_that_waits_for_the_first_one_leaves_too(tmp_path):
+    watch = Watch(dist.FileStore(str(tmp_path / "store")), 1, 2, ParallelConfig())
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(Stopped), StopSignals():
+        World(1, 2, torch.device("cpu"), watch=watch).wait()
+
+
+def test_a_training_in_a_thread_leaves_signals_to_the_program():
+    before = signal.getsignal(signal.SIGTERM)
+
+    def train():
+        with StopSignals() as signals:
+            signals.begin_stage()
+            return signal.getsignal(signal.SIGTERM)
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(train).result() == before
 
 
 def test_a_second_signal_of_a_scheduler_changes_nothing():

@@ -8,6 +8,7 @@ lie in CPU memory, from where FSDP2 fetches them block by block.
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import warnings
@@ -142,8 +143,8 @@ class World:
         return self.watch is None or self.watch.meets(seconds)
 
     def wait(self) -> None:
-        """Wait for all ranks, as `collectives.wait` does."""
-        collectives.wait()
+        """Wait for all ranks however long one takes, as during a first scan, and handle signals meanwhile."""
+        self.meets(math.inf)
 
     def barrier(self) -> None:
         """Wait for all ranks."""

@@ -31,7 +31,7 @@ BEAT_SECONDS = 1.0
 SUSPECT_SECONDS = 5.0
 # Time for the other ranks to raise an error of their own, as they do if it is one of all ranks.
 _GRACE_SECONDS = 5.0
-_POLL_SECONDS = 0.05  # between looks for ranks that are to meet
+_POLL_SECONDS = 0.05  # before the second look for ranks that are to meet; later ones wait longer
 # Time for the other ranks to end before the store may end with rank 0.
 _LEAVING_SECONDS = 3.0
 # Time for rank 0 to raise an error that is one of all ranks, and say that it stays.
@@ -132,10 +132,12 @@ class Watch:
         self._meetings += 1
         key, until = f"meeting/{self._meetings}", time.monotonic() + seconds
         self._store.add(key, 1)
+        pause = _POLL_SECONDS
         while self._store.add(key, 0) < self._size:
             if time.monotonic() > until:
                 return False
-            time.sleep(_POLL_SECONDS)
+            time.sleep(pause)
+            pause = min(1.2 * pause, BEAT_SECONDS)
         return True
 
     def take_along(self, code: int, said: str) -> None:

@@ -25,6 +25,7 @@ _WEB, _S3 = ("http://", "https://"), ("s3", "s3a")
 # A chain of fsspec, such as "zip://clips::s3://bucket/a.zip": of the first, which reads files in another, others have no "::".
 _CHAIN = re.compile(r"^(zip|tar|dir|libarchive|reference)://.*?::")
 PASSWORD = re.compile(r"([\w+.-]+)://[^/]*:[^/]*@")  # with the name before it
+_NO_PASSWORD = ("git", "github")  # but FOLDER:BRANCH@… and OWNER:NAME@…
 # What begins the reason why a file is not read if it says nothing about the file.
 UNREACHED = "cannot be read now"
 _BUSY = (408, 425, 429)  # answers of the web that others follow
@@ -143,7 +144,7 @@ def require_no_password(url: str) -> None:
     Raises:
         UserError: It has one.
     """
-    if (found := PASSWORD.search(url)) is not None:
+    if (found := PASSWORD.search(url)) is not None and found[1] not in _NO_PASSWORD:
         options = '"password": "…"'
         if is_web(found[0]):
             options = '"client_kwargs": {"headers": {"Authorization": "Basic …"}}'

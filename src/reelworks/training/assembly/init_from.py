@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from reelworks.core import units
+from reelworks.core import toml_none, units
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data.checkpoint import load, locate, read_lock, verify
@@ -148,9 +148,10 @@ def require_same_settings(run: RunFolder, step: int, recipe: Recipe, without: st
         )
     if trained.lora is not None and recipe.lora is not None:
         # The rank comes before alpha, which defaults to it.
-        for name in (*trained.lora.adapter._fields, "dora", "text_encoders", "targets"):
+        for name in (*trained.lora.adapter._fields, "dora", "text_encoders"):
             saved, asked = (getattr(lora.adapter, name, getattr(lora, name)) for lora in (trained.lora, recipe.lora))
             if saved != asked:
+                saved = toml_none.WORD if saved is None else saved
                 saved = f"{saved:g}" if isinstance(saved, float) else json.dumps(saved)
                 raise UserError(
                     f"the checkpoint's LoRA has {name} {saved}",

@@ -87,6 +87,7 @@ def _require_alike(world: World, planned: Any) -> None:
         )
 
 
+_OF_TENSORS = ("lora.", "model.", "autoencoder.", "text_encoder.")  # what keys begin with that decide which there are
 # By the beginning of keys: those that give losses another size, and what others mean for what was measured before.
 _OF_THE_LOSS = ("objective.", "autoencoder.", "sound.", "train.loss_reduction")
 _EFFECTS: dict[str | tuple[str, ...], str] = {
@@ -188,7 +189,15 @@ def _load(started: StartedStage, model: TrainedModel) -> tuple[int, checkpointin
 
     def attempt(info: CheckpointInfo) -> checkpointing.Restored:
         require_settings(run.folder, info.step, stage)
-        return checkpointing.restore(info.path, model.state, model.base, adapter, optimizer=not stage.resets_optimizer)
+        optimizer = not stage.resets_optimizer
+        try:
+            return checkpointing.restore(info.path, model.state, model.base, adapter, optimizer=optimizer)
+        except UserError as error:
+            changes = [line for line in diff.of_recipes(run.folder, info.step, recipe) if line.startswith(_OF_TENSORS)]
+            if error.code == "checkpoint-state-differs" and changes:
+                remedy = f"set back what its tensors depend on ({'; '.join(changes)}), or train in a run of its own"
+                error.reword(field=error.field, problem=error.problem, remedy=remedy)
+            raise
 
     if started.request.resume == "auto":
         remote = run.folder_lock.remote  # on the first rank

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -27,6 +28,7 @@ class StopSignals(AbstractContextManager["StopSignals"]):
     """Receives signals while it is open, so that none is lost where a stage begins or ends; Ctrl-C from the first stage on.
 
     Where no stage is trained, they raise `Stopped`: scanning, encoding or fetching may take longer than a scheduler waits.
+    A thread that is not the main one receives none.
 
     Attributes:
         received: Those that came while a stage was trained.
@@ -38,8 +40,9 @@ class StopSignals(AbstractContextManager["StopSignals"]):
         self._is_between = True
 
     def __enter__(self) -> Self:
-        self._former = system.handle_stops(self._receive)
-        signal.signal(signal.SIGINT, self._former[signal.SIGINT])
+        if threading.current_thread() is threading.main_thread():
+            self._former = system.handle_stops(self._receive)
+            signal.signal(signal.SIGINT, self._former[signal.SIGINT])
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -54,7 +57,8 @@ class StopSignals(AbstractContextManager["StopSignals"]):
     def begin_stage(self) -> None:
         """Keep signals until a step is done. A second Ctrl-C does what it usually does."""
         self._is_between = False
-        signal.signal(signal.SIGINT, self._receive)
+        if self._former:
+            signal.signal(signal.SIGINT, self._receive)
 
     def end_stage(self) -> None:
         """Let a signal raise `Stopped` until the next stage begins.

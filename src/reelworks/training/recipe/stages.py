@@ -129,7 +129,7 @@ def require(stages: Sequence[StageConfig], train: Mapping[str, Any]) -> None:
                 value="reset",
                 remedy=f"leave it out of [[stage]] {stages[0].name}",
             )
-    for stage in stages[:-1] if train.get("max_steps", toml_none.WORD) != toml_none.WORD else stages:
+    for stage in stages if train.get("max_steps") in (None, toml_none.WORD) else stages[:-1]:
         if not stage.ends:
             last = ", or train.max_steps for the whole run" if stage is stages[-1] else ""
             raise UserError(
@@ -140,7 +140,7 @@ def require(stages: Sequence[StageConfig], train: Mapping[str, Any]) -> None:
                 remedy=f"give it steps, epochs or clips{last}",
             )
     for key in ("max_epochs", "max_clips"):
-        if train.get(key, toml_none.WORD) != toml_none.WORD:
+        if train.get(key) not in (None, toml_none.WORD):
             raise UserError(
                 "with stages it is not clear what it counts",
                 code="stage-end-invalid",
