@@ -424,7 +424,8 @@ _CHANGED = "the file has changed since it was scanned; scan again"
 class _Faulty(_Quiet):
     """Serves ranges and hashes, and does what `fault` says."""
 
-    # A status, for the files that `only` names; "cut"; of a range, what is "whole" or "shifted"; "no hash", or "any hash".
+    # A status, for the files that `only` names; "cut"; of a range, what is "whole" or "shifted"; "no hash", or "any hash";
+    # "packed" for who accepts it; "no size" but with a range.
     fault = ""
     only = ""
     has_time = False
@@ -442,12 +443,15 @@ class _Faulty(_Quiet):
         status, data = (200, file.read_bytes()) if file.is_file() else (404, b"")
         fault = cls.fault if cls.only in self.path and cls.times > 0 else ""
         cls.times -= bool(fault)
-        span = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        span = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if fault.isdigit():
             status, data = int(fault), b""
         told = "" if fault == "no hash" else str(next(_any) if fault == "any hash" else zlib.crc32(data))
-        if span and fault != "whole" and status == 200:
-            first, last = (int(end) + 512 * (fault == "shifted") for end in span.groups())
+        is_packed = fault == "packed" and "gzip" in self.headers.get("Accept-Encoding", "")
+        if is_packed:
+            data = gzip.compress(data)
+        if span and fault != "whole" and status == 200 and not is_packed:
+            first, last = (int(end or len(data)) + 512 * (fault == "shifted") for end in span.groups())
             where = f"bytes {first}-{min(last, len(data) - 1)}/{len(data)}"
             status, data = 206, data[first : last + 1]
         self.send_response(status)
@@ -457,7 +461,9 @@ class _Faulty(_Quiet):
             self.send_header("ETag", told)
         if cls.has_time and file.is_file():
             self.send_header("Last-Modified", self.date_time_string(file.stat().st_mtime))
-        if not (has_body and fault == "cut"):
+        if is_packed:
+            self.send_header("Content-Encoding", "gzip")
+        if not ((has_body and fault == "cut") or (fault == "no size" and status == 200)):
             self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         if has_body:
@@ -652,14 +658,43 @@ def test_bytes_that_are_not_all_or_not_those_of_the_range_are_no_clip(
         assert _scan_list(root, names, tmp_path) == {name: (8 + int(name[-4]), None) for name in names}
 
 
+def _write_tar(folder: Path) -> None:
+    """Write a tar of two pictures, "0.bmp" and "1.bmp", whose greys are 0 and 1."""
+    with tarfile.open(folder / "a.tar", "w", format=tarfile.USTAR_FORMAT) as archive:
+        for grey in range(2):
+            Image.new("RGB", (16, 16), (grey,) * 3).save(folder / "one.bmp")
+            archive.add(folder / "one.bmp", f"{grey}.bmp")
+
+
+@pytest.mark.parametrize("fault", ["packed", "no size"])
+def test_archives_are_read_from_a_server_that_packs_files_or_sends_them_in_chunks(
+    fault: str, faulty: type[_Faulty], cache: Path, tmp_path: Path
+) -> None:
+    """Where it sends ranges to who asks for the file as it is."""
+    _write_tar(tmp_path)
+    with web_server(tmp_path, faulty) as root:
+        faulty.fault = fault
+        _scan_list(root, ["a.tar/0.bmp", "a.tar/1.bmp"], tmp_path)
+        assert _trained(Catalog.open(tmp_path / "some").live()) == {"a.tar/0.bmp": 0, "a.tar/1.bmp": 1}
+
+
+def test_a_server_that_tells_no_size_and_has_no_ranges_gives_no_archive(cache: Path, tmp_path: Path) -> None:
+    class Handler(_Quiet):
+        def send_header(self, name: str, value: str) -> None:
+            if name != "Content-Length":
+                super().send_header(name, value)
+
+    _write_tar(tmp_path)
+    with web_server(tmp_path, Handler) as root:
+        (file,) = look_up("d", root, ["a.tar/0.bmp"])
+    assert "the server sends files as a whole, and no ranges of them" in str(file.problem)
+
+
 def test_a_range_that_begins_elsewhere_than_was_asked_for_is_no_clip(
     faulty: type[_Faulty], cache: Path, tmp_path: Path
 ) -> None:
     """Though it is of the same length, and a picture of the same size."""
-    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.USTAR_FORMAT) as archive:
-        for grey in range(2):
-            Image.new("RGB", (16, 16), (grey,) * 3).save(tmp_path / "one.bmp")
-            archive.add(tmp_path / "one.bmp", f"{grey}.bmp")
+    _write_tar(tmp_path)
     with web_server(tmp_path, faulty) as root:
         _scan_list(root, ["a.tar/0.bmp", "a.tar/1.bmp"], tmp_path)
         rows = Catalog.open(tmp_path / "some").live()

@@ -417,6 +417,14 @@ def test_limits_of_ones_own_for_a_client_hold(
     assert getattr(storages.filesystem(file)[0], options)[key] == "my own" != usual
 
 
+def test_headers_of_ones_own_are_sent_beside_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as rights to read; what is asked for is still the file as it is, and not packed."""
+    own = {"Authorization": "Bearer x"}
+    monkeypatch.setitem(fsspec.config.conf, "https", {"client_kwargs": {"headers": own}})
+    sent = storages.filesystem("https://host/a.png")[0].client_kwargs["headers"]
+    assert sent == own | {"Accept-Encoding": "identity"}
+
+
 @pytest.mark.parametrize("named", ["http", pytest.param("s3", marks=pytest.mark.slow(reason="five tries"))])
 def test_a_client_ends_a_question_to_a_silent_storage(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that says nothing may do later, before what watches for decoders that hang."""

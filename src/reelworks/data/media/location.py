@@ -178,7 +178,8 @@ def is_remote(file: MediaPath) -> TypeGuard[Location]:
 def opened(file: MediaPath) -> io.BufferedReader:
     """Open a file, or its range, for reading; a remote one is read in ranges, and not copied. See `user_files.opened`."""
     if is_remote(file):
-        return io.BufferedReader(_Range(file.file, file.start or 0, file.size))
+        size = file.size if file.size or file.start is not None else storages.size_of(file.file)
+        return io.BufferedReader(_Range(file.file, file.start or 0, size))
     if isinstance(file, Location) and file.start is not None:
         return io.BufferedReader(_Range(user_files.opened(_path(file), buffering=0), file.start, file.size))
     whole: io.BufferedReader = user_files.opened(_path(file))

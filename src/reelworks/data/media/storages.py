@@ -30,6 +30,7 @@ _NO_PASSWORD = ("git", "github")  # but FOLDER:BRANCH@… and OWNER:NAME@…
 UNREACHED = "cannot be read now"
 _BUSY = (408, 425, 429)  # answers of the web that others follow
 _NO_RANGE = 416
+_NO_RANGES = "the server sends files as a whole, and no ranges of them, as of an archive: unpack it"
 # What is said of a name or a file itself; other errors of reading it are of its storage or this machine, and may pass.
 _OF_THE_FILE = frozenset((
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EFBIG, errno.ENOTSUP,
@@ -114,8 +115,10 @@ def _limits(protocol: str) -> dict[str, Any]:
         from aiohttp import ClientTimeout
 
         timeout = ClientTimeout(total=None, sock_connect=_SILENT_SECONDS, sock_read=_SILENT_SECONDS)
-        ours = {"timeout": timeout, "raise_for_status": _require_range}
-        return {"client_kwargs": ours | conf.get(protocol, {}).get("client_kwargs", {})}
+        own = conf.get(protocol, {}).get("client_kwargs", {})
+        # Of what a server packs for who accepts it, it gives no range, and tells another number of bytes.
+        headers = {"Accept-Encoding": "identity"} | own.get("headers", {})
+        return {"client_kwargs": {"timeout": timeout, "raise_for_status": _require_range} | own | {"headers": headers}}
     return {}
 
 
@@ -251,6 +254,16 @@ def listed_info(fs: Any, path: str) -> dict[str, Any]:
             raise
 
 
+def size_of(url: str) -> int:
+    """Return the size of a file, also where a web server tells it with a range alone, as one that sends files in chunks."""
+    fs, path = filesystem(url)
+    with reached():
+        size = fs.info(path, **({"headers": {"Range": "bytes=0-"}} if is_web(url) else {})).get("size")
+    if size is None:
+        raise OSError(errno.ENOTSUP, _NO_RANGES)
+    return int(size)
+
+
 def tells_of_one(fs: Any) -> bool:
     """Return whether a storage tells of one file without listing others."""
     return not _TELL_OF_ONE.isdisjoint((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
@@ -286,8 +299,7 @@ def read_range(url: str, start: int, size: int) -> bytes:
             try:
                 return bytes(file.read(size))
             except ValueError as error:
-                text = "the server sends files as a whole, and no ranges of them, as of an archive: unpack it"
-                raise OSError(errno.ENOTSUP, text) from error
+                raise OSError(errno.ENOTSUP, _NO_RANGES) from error
 
 
 def require_all(sent: int, told: int | None) -> None:
