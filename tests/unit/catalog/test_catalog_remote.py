@@ -425,10 +425,11 @@ class _Faulty(_Quiet):
     """Serves ranges and hashes, and does what `fault` says."""
 
     # A status, for the files that `only` names; "cut"; of a range, what is "whole" or "shifted"; "no hash", or "any hash";
-    # "packed" for who accepts it; "no size" but with a range.
+    # "packed" for who accepts it; "no size" but with a range; a "page" in place of the file.
     fault = ""
     only = ""
     has_time = False
+    kind = ""  # Content-Type of that page
     times = 1 << 30  # that the fault is still to happen
 
     def do_GET(self) -> None:
@@ -447,6 +448,8 @@ class _Faulty(_Quiet):
         if fault.isdigit():
             status, data = int(fault), b""
         told = "" if fault == "no hash" else str(next(_any) if fault == "any hash" else zlib.crc32(data))
+        if fault == "page":
+            data, span = b"<!DOCTYPE html><title>Sign in</title>", None
         is_packed = fault == "packed" and "gzip" in self.headers.get("Accept-Encoding", "")
         if is_packed:
             data = gzip.compress(data)
@@ -459,6 +462,8 @@ class _Faulty(_Quiet):
             self.send_header("Content-Range", where)
         if told:
             self.send_header("ETag", told)
+        if fault == "page" and cls.kind:
+            self.send_header("Content-Type", cls.kind)
         if cls.has_time and file.is_file():
             self.send_header("Last-Modified", self.date_time_string(file.stat().st_mtime))
         if is_packed:
@@ -782,6 +787,31 @@ def test_a_storage_that_does_not_answer_has_not_lost_its_files(
         faulty.only, faulty.fault = "", "503"
         with refused("storage-unreadable", says="503"):
             _scan_list(root, [*names, "more.mp4"], tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["text/html; charset=utf-8", "application/octet-stream", ""])
+def test_a_page_to_sign_in_is_not_taken_for_the_file(
+    kind: str, faulty: type[_Faulty], cache: Path, tmp_path: Path
+) -> None:
+    """Whoever has no rights any more is led to it, with an answer that is none of an error; other kinds are the file's."""
+    web, refused = tmp_path / "web", {"/0.bmp": {"0.bmp"}, "a.tar": {"a.tar/0.bmp", "a.tar/1.bmp"}}
+    names = ["0.bmp", "1.bmp", "a.tar/0.bmp", "a.tar/1.bmp"]
+    _write_greys(web, 0, 1)
+    _write_tar(web)
+    with web_server(web, faulty) as root:
+        good = _scan_list(root, names, tmp_path)
+        rows = Catalog.open(tmp_path / "some").live()
+        faulty.kind = kind
+        for faulty.only, out in refused.items():
+            _empty(cache)
+            faulty.fault = "page"
+            found = _trained(rows)
+            assert {name for name in names if isinstance(found[name], str)} == out
+            assert all(("refuses it: it sends a page" in found[name]) == ("html" in kind) for name in out), found
+            now = _scan_list(root, names, tmp_path)
+            assert {name for name in names if now[name] != good[name]} == (set() if "html" in kind else out)
+            faulty.fault = ""
+            assert _scan_list(root, names, tmp_path) == good
 
 
 def test_a_storage_is_away_only_if_it_answers_nothing_any_more(

@@ -19,6 +19,7 @@ from datetime import datetime
 from typing import Any
 
 from reelworks.core.errors import UserError
+from reelworks.data.media import formats
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 _WEB, _S3 = ("http://", "https://"), ("s3", "s3a")
@@ -126,9 +127,19 @@ async def _require_range(answer: Any) -> None:
     """Refuse a part of a file that begins elsewhere than was asked for, as of a cache that takes ranges for one another."""
     asked, sent = answer.request_info.headers.get("Range", ""), answer.headers.get("Content-Range", "")
     first, begins = (re.findall(r"\d+", span)[:1] for span in (asked, sent))
-    if answer.status == 206 and sent and first != begins:
+    try:
+        _require_no_page(answer.content_type if asked and answer.ok else "")
+        if answer.status == 206 and sent and first != begins:
+            raise OSError(errno.EIO, f"the server sent {sent!r} where {asked!r} was asked for")
+    except OSError:
         answer.close()
-        raise OSError(errno.EIO, f"the server sent {sent!r} where {asked!r} was asked for")
+        raise
+
+
+def _require_no_page(kind: str) -> None:
+    """Refuse a page in place of a file, as one to sign in, to which a server leads who has no rights any more."""
+    if kind in ("text/html", "application/xhtml+xml"):
+        raise PermissionError(errno.EACCES, f"the storage refuses it: it sends a page ({kind}), as one to sign in")
 
 
 def is_web(url: str) -> bool:
@@ -247,11 +258,14 @@ def listed_info(fs: Any, path: str) -> dict[str, Any]:
     """Return what a storage tells of a file, or has told when its folder was listed."""
     with reached():
         try:
-            return dict(fs.info(path))
+            info = dict(fs.info(path))
         except FileNotFoundError as error:  # which fsspec raises whatever goes wrong on the web, with the cause
             if is_web(path) and error.__cause__ is not None:
                 raise error.__cause__ from None
             raise
+        if is_web(path) and (formats.kind_of(path) or formats.is_archive(path)):
+            _require_no_page(info.get("mimetype", ""))
+        return info
 
 
 def size_of(url: str) -> int:
