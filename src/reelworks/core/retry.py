@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401, so that its threads are joined after `AT_EXIT` is set
 import errno
 import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import TypeVar
+
+from reelworks.core.log import logger
 
 T = TypeVar("T")
 
@@ -21,11 +25,30 @@ _TRANSIENT = frozenset((
 WAITS_SECONDS = (0.1, 0.5, 2.0)
 # After this time, clients of storages have been patient themselves: a question that fails then is not repeated.
 LONG_SECONDS = 20.0
+# A question waits for a storage that limits the rate of requests, from its refusal on, for less time than decoders have; one of
+# a scan for longer.
+_BUSY_SECONDS = ContextVar("_BUSY_SECONDS", default=60.0)
+BUSY_SECONDS_OF_SCANS = 600.0
+_UNTOLD_SECONDS = (1.0, 30.0)  # least and most of a pause, where the storage does not say how long it wants
+_SAID_EACH_SECONDS, _LOOK_SECONDS = 10.0, 0.2
+AT_EXIT = threading.Event()  # of the program, whose threads then wait no longer
+# What is registered last is called first.
+threading._register_atexit(AT_EXIT.set)  # type: ignore[attr-defined]
+
+
+class BusyError(OSError):
+    """A storage limits the rate of requests.
+
+    Attributes:
+        seconds: Time after which it may be asked again; None if it does not say.
+    """
+
+    seconds: float | None = None
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether an error comes from the storage and may vanish on a retry, rather than from the file itself."""
-    return isinstance(error, OSError) and error.errno in _TRANSIENT
+    """Whether an error comes from the storage and may vanish on a retry at once, rather than from the file itself."""
+    return isinstance(error, OSError) and error.errno in _TRANSIENT and not isinstance(error, BusyError)
 
 
 def with_retries(
@@ -56,6 +79,59 @@ def with_retries(
     return work()
 
 
+class Pace:
+    """Asks a storage that limits the rate of requests no sooner than it says, and then fewer questions at once.
+
+    How many is found as TCP finds the rate of a network: a refusal halves it, and each answer adds a part of one.
+    """
+
+    def __init__(self, storage: str) -> None:
+        self._storage, self._turn = storage, threading.Condition()
+        self._asking, self._most = 0, math.inf
+        self._since = math.inf  # when it refused first after its last answer
+        self._until, self._said, self._why = 0.0, -math.inf, ""
+
+    def __call__(self, work: Callable[[], T]) -> T:
+        """Return `work()`, asked again after a `BusyError`.
+
+        Raises:
+            BusyError: The storage wants more time than a question waits.
+        """
+        patience, give_up = _BUSY_SECONDS.get(), math.inf
+        while True:
+            with self._turn:
+                while (pause := self._until - time.monotonic()) > 0 or self._asking >= self._most:
+                    if pause > patience or self._until > give_up or AT_EXIT.is_set():
+                        raise BusyError(errno.EBUSY, f"{self._why}; it may be asked again in {pause:.0f} s")
+                    self._turn.wait(_LOOK_SECONDS if pause <= 0 else min(pause, _LOOK_SECONDS))
+                self._asking += 1
+            busy = None
+            try:
+                return work()
+            except BusyError as error:
+                busy, give_up = error, min(give_up, min(self._since, time.monotonic()) + patience)
+            finally:
+                with self._turn:
+                    self._count(busy)
+                    self._turn.notify_all()
+
+    def _count(self, busy: BusyError | None) -> None:
+        now, self._asking = time.monotonic(), self._asking - 1
+        if busy is None:
+            self._since, self._most = math.inf, self._most + 1 / self._most
+            return
+        self._since, self._why = min(self._since, now), str(busy.strerror)
+        if now >= self._until:  # otherwise it was asked before the refusal that was counted
+            self._most = max(min(self._most, self._asking + 1) // 2, 1)
+        seconds, (least, most) = busy.seconds or 0.0, _UNTOLD_SECONDS
+        if seconds <= 0:  # then as long again as it has refused so far
+            seconds = min(max(now - self._since, least), most)
+        self._until = max(self._until, now + seconds)
+        if now - self._said > _SAID_EACH_SECONDS:
+            self._said = now
+            logger.info("%s: %s; it may be asked again in %.0f s", self._storage, self._why, seconds)
+
+
 class Asked:
     """Asks a storage, patiently while it answers: after `many` errors in a row that may vanish, once for each.
 
@@ -80,14 +156,16 @@ class Asked:
         answered, began = True, time.monotonic()
         if self.is_away and began < self._silent_until:
             raise OSError(self._silence.errno, self._silence.strerror)
+        patience = _BUSY_SECONDS.set(0.0 if self.is_away else BUSY_SECONDS_OF_SCANS)
         try:
             return with_retries(work, waits_seconds=() if self.is_away else None, most_seconds=LONG_SECONDS)
         except OSError as error:
-            answered = not is_transient(error)
-            if not answered and (took := time.monotonic() - began) > LONG_SECONDS / 2:
+            answered = not (is_transient(error) or isinstance(error, BusyError))
+            if is_transient(error) and (took := time.monotonic() - began) > LONG_SECONDS / 2:
                 self._silence, self._silent_until = error, time.monotonic() + took
             raise
         finally:
+            _BUSY_SECONDS.reset(patience)
             self.count(answered=answered)
 
     def count(self, *, answered: bool) -> None:

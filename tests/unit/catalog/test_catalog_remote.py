@@ -23,6 +23,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -430,6 +431,7 @@ class _Faulty(_Quiet):
     only = ""
     has_time = False
     kind = ""  # Content-Type of that page
+    after = ""  # Retry-After of a status
     times = 1 << 30  # that the fault is still to happen
 
     def do_GET(self) -> None:
@@ -462,6 +464,8 @@ class _Faulty(_Quiet):
             self.send_header("Content-Range", where)
         if told:
             self.send_header("ETag", told)
+        if fault.isdigit() and cls.after:
+            self.send_header("Retry-After", cls.after)
         if fault == "page" and cls.kind:
             self.send_header("Content-Type", cls.kind)
         if cls.has_time and file.is_file():
@@ -478,6 +482,9 @@ class _Faulty(_Quiet):
 @pytest.fixture
 def faulty(monkeypatch: pytest.MonkeyPatch) -> type[_Faulty]:
     monkeypatch.setattr(retry, "WAITS_SECONDS", (0.0,) * 3)
+    monkeypatch.setattr(retry, "BUSY_SECONDS_OF_SCANS", 0.05)
+    monkeypatch.setattr(retry, "_BUSY_SECONDS", ContextVar("short", default=0.05))
+    monkeypatch.setattr(retry, "_UNTOLD_SECONDS", (0.01, 0.02))
     return type("Faulty", (_Faulty,), {})
 
 
@@ -812,6 +819,67 @@ def test_a_page_to_sign_in_is_not_taken_for_the_file(
             assert {name for name in names if now[name] != good[name]} == (set() if "html" in kind else out)
             faulty.fault = ""
             assert _scan_list(root, names, tmp_path) == good
+
+
+class _Limited(_Faulty):
+    """Gives so many answers in each window, and says of the others when to ask again."""
+
+    fault, after = "429", "1"
+    most, window = 6, 0.05
+    _given = (0, 0)
+    asked, refused = 0, 0
+    _counting = threading.Lock()
+
+    def _answer(self, *, has_body: bool) -> None:
+        cls = type(self)
+        with cls._counting:
+            now, (window, given) = int(time.monotonic() / cls.window), cls._given
+            given = given + 1 if window == now else 1
+            cls._given, cls.asked, cls.refused = (now, given), cls.asked + 1, cls.refused + (given > cls.most)
+            cls.only = "" if given > cls.most else "none"
+        super()._answer(has_body=has_body)
+
+
+def test_a_storage_that_limits_the_rate_of_requests_is_asked_as_it_says(
+    faulty: type[_Faulty],
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each file is known in the end, at every start; the line about it is said once, not for each refusal."""
+    monkeypatch.setattr(retry, "BUSY_SECONDS_OF_SCANS", 60.0)
+    monkeypatch.setattr(storages, "_retry_after", lambda headers: _Limited.window if "retry-after" in headers else None)
+    limited = type("Limited", (_Limited,), {})
+    names = [f"{i:02d}.bmp" for i in range(16)]
+    for name in names:
+        Image.new("RGB", (16, 16)).save(tmp_path / name)
+    with web_server(tmp_path, limited) as root, caplog.at_level("INFO"):
+        for _ in range(2):
+            assert _scan_list(root, names, tmp_path) == dict.fromkeys(names, (1, None))
+    assert 0 < limited.refused < limited.asked / 2
+    assert sum("limits the rate of requests (429)" in line for line in caplog.messages) == 1
+
+
+def test_a_scan_is_refused_where_a_storage_wants_more_time_than_is_waited(
+    faulty: type[_Faulty], cache: Path, tmp_path: Path
+) -> None:
+    """With the time; meanwhile it is not asked."""
+    web = tmp_path / "web"
+    _write_greys(web, *range(18))
+    names = [f"{i}.bmp" for i in range(18)]
+    with web_server(web, faulty) as root:
+        good = _scan_list(root, names, tmp_path)
+        faulty.fault, faulty.after, before = "503", "3600", faulty.times
+        for _ in range(2):
+            with refused(
+                "storage-unreadable", says=r"limits the rate of requests \(503\); it may be asked again in 3[56]\d\d s"
+            ):
+                _scan_list(root, names, tmp_path)
+        assert before - faulty.times <= 2 * 16  # asked at once, each by HEAD and GET
+        storages._pace.cache_clear()
+        faulty.fault = ""
+        assert _scan_list(root, names, tmp_path) == good
 
 
 def test_a_storage_is_away_only_if_it_answers_nothing_any_more(
@@ -1153,6 +1221,8 @@ def test_one_copy_is_fetched_for_all_who_ask(tmp_path: Path) -> None:
         (404, "NoSuchKey", False),
         (416, "InvalidRange", False),
         (500, "InternalError", False),
+        (503, "SlowDown", False),
+        (503, "503", False),  # of HEAD, whose answer has no more
     ],
 )
 def test_what_s3_refuses_is_told_by_its_status(
@@ -1172,7 +1242,8 @@ def test_what_s3_refuses_is_told_by_its_status(
     with pytest.raises(OSError, match=r".") as caught, storages.reached():
         refuse()
     assert isinstance(caught.value, PermissionError) == is_refused
-    assert storages.is_of_storage(caught.value) == (is_refused or status == 500)
+    assert storages.is_of_storage(caught.value) == (is_refused or status >= 500)
+    assert isinstance(caught.value, retry.BusyError) == (status == 503)
     assert isinstance(caught.value, FileNotFoundError) == (status == 404)
     assert str(caught.value).count("refuses it") == is_refused
     monkeypatch.setattr(location, "read_bytes", refuse)

@@ -316,7 +316,7 @@ def test_a_large_file_has_more_time_and_one_beside_others_in_a_storage_that_of_i
     assert examine.most_seconds([[film]]) == 4120.0
     assert examine.most_seconds([[film], [film._replace(open=False)]]) == 4120.0
     assert examine.most_seconds([[film, film._replace(cut="scenes")]]) == 44120.0
-    assert [examine.most_seconds(files) for files in ([[far]], [[film], [far]])] == [4600.0, 8600.0]
+    assert [examine.most_seconds(files) for files in ([[far]], [[film], [far]])] == [5200.0, 9200.0]
 
 
 @pytest.mark.slow

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import email.utils
 import errno
 import io
 import itertools
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -325,6 +328,102 @@ def test_a_busy_storage_that_gives_some_clips_loses_none(rights: _Rights) -> Non
     rights.refused, rights.error = lambda path: next(asked) % 7 < 5, partial(OSError, errno.EBUSY)
     with decoding(60.0) as decode:
         assert not any(isinstance(one, Failure) for one in decode(rights.files))
+
+
+class _TooManyError(Exception):
+    """As libraries of storages raise it."""
+
+    status = 429
+
+    def __init__(self, _: str = "", *, after: str = "1") -> None:
+        super().__init__()
+        self.headers = {"Retry-After": after}
+
+
+def test_a_clip_is_read_when_a_storage_that_limits_the_rate_of_requests_says(
+    rights: _Rights, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not away meanwhile."""
+    asked = list[float]()
+    monkeypatch.setattr(storages, "_retry_after", lambda headers: 0.05)
+    rights.refused = lambda path: len(asked) < 4 and not asked.append(time.monotonic())
+    rights.error = _TooManyError  # type: ignore[assignment]
+    with decoding(60.0) as decode:
+        assert not any(isinstance(one, Failure) for one in decode(rights.files))
+    assert len(asked) == 4
+    assert not any("gives no clip" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("after", "seconds"),
+    [
+        ("120", 120.0),
+        (email.utils.formatdate(4e9, usegmt=True), 4e9),
+        ("Fri, 13 Feb 2009 23:31:30 GMT", 1234567890.0),
+        ("soon", None),
+        ("", None),
+    ],
+)
+def test_when_a_storage_may_be_asked_again(after: str, seconds: float | None) -> None:
+    """Seconds, or a date by HTTP, which may be past."""
+    with pytest.raises(retry.BusyError) as told, storages.reached():
+        raise _TooManyError(after=after)
+    found = told.value.seconds
+    now = time.time() if seconds and seconds > 1e3 else 0.0
+    assert found == (None if seconds is None else pytest.approx(seconds - now, abs=5))
+    assert storages.is_of_storage(told.value)
+
+
+def test_nobody_asks_a_storage_before_the_time_that_it_names() -> None:
+    """Nor do as many at once as before; who would have to wait for longer than is waited is refused unasked."""
+    pace, asked = retry.Pace("storage"), list[float]()
+    start = threading.Barrier(8)
+
+    def work() -> int:
+        asked.append(time.monotonic())
+        if len(asked) <= 8:
+            start.wait(5)
+            busy = retry.BusyError(errno.EBUSY, "too many")
+            busy.seconds = 0.1
+            raise busy
+        time.sleep(0.01)
+        return 1
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(lambda _: pace(work), range(8))) == 8
+    asked.sort()
+    assert asked[8] - asked[7] >= 0.09
+    assert sum(when < asked[8] + 0.005 for when in asked[8:]) <= 4
+    busy = retry.BusyError(errno.EBUSY, "too many")
+    busy.seconds = 3600.0
+    tried = list[int]()
+
+    def refuses() -> None:
+        tried.append(1)
+        raise busy
+
+    for _ in range(2):
+        with pytest.raises(retry.BusyError, match=r"^\[Errno 16\] too many; it may be asked again in 3600 s$"):
+            pace(refuses)
+    assert len(tried) == 1
+
+
+@pytest.mark.parametrize("seconds", [None, 0.0, -5.0])
+def test_a_storage_that_names_no_time_to_come_is_not_asked_at_once(
+    seconds: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "_UNTOLD_SECONDS", (0.02, 1.0))
+    asked = list[float]()
+
+    def work() -> None:
+        asked.append(time.monotonic())
+        if len(asked) < 4:
+            busy = retry.BusyError(errno.EBUSY, "too many")
+            busy.seconds = seconds
+            raise busy
+
+    retry.Pace("storage")(work)
+    assert asked[3] - asked[0] >= 0.02 + 0.02 + 0.04
 
 
 def test_no_clip_is_to_blame_for_a_storage_that_is_back_in_time(

@@ -249,7 +249,7 @@ def with_reasons(file: MediaPath, read: Callable[[MediaPath], R]) -> R:
     except Exception as error:  # decoders raise nearly anything on damaged input
         if storages.is_of_storage(error):
             refused = NotGivenError(f"the storage does not give it: {error}")
-            refused.may_vanish = retry.is_transient(error)
+            refused.may_vanish = retry.is_transient(error) or isinstance(error, retry.BusyError)
             raise refused from error
         raise MediaError(f"{type(error).__name__}: {error}") from error
 

@@ -117,11 +117,10 @@ def _copied(file: MediaPath) -> Iterator[MediaPath]:
 
     def fetch(target: Path) -> None:
         (fs, path), size = storages.filesystem(file.file), file.size
-        with storages.reached():
-            if file.start is None:
-                fs.get_file(path, str(target))
-            else:
-                target.write_bytes(storages.read_range(file.file, file.start, size))
+        if file.start is None:
+            storages.asked(fs, path, lambda: fs.get_file(path, str(target)))
+        else:
+            target.write_bytes(storages.read_range(file.file, file.start, size))
         # Asked after it was read, during which it may have changed, and for what was sent in its place.
         told = storages.version_of(storages.remote_info(fs, path)) if storages.tells_of_one(fs) else -1
         storages.require_all(target.stat().st_size, size)
@@ -197,8 +196,7 @@ def read_bytes(file: MediaPath, most: int) -> bytes:
     fs, path = storages.filesystem(file.file)
     size = int(storages.listed_info(fs, path).get("size") or 0)  # as it was listed, where it was
     user_files.require_size(file, size, most)
-    with storages.reached():
-        data = bytes(fs.cat_file(path))
+    data = bytes(storages.asked(fs, path, lambda: fs.cat_file(path)))
     if len(data) != size:
         storages.require_all(len(data), storages.remote_info(fs, path).get("size"))
     return data

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import concurrent.futures.thread  # noqa: F401, so that its threads are joined after `_at_exit` is set
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
 
+from reelworks.core import retry
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data.media import location
@@ -19,11 +19,6 @@ AWAY_SECONDS = 600.0
 _PAUSE_SECONDS, _LOOK_SECONDS = 5.0, 0.2
 # Of a storage that gives no clip, so many others are asked for, of which some may be refused too, unless it is silent.
 _MOST_KNOWN, _ASKING_SECONDS = 8, 5.0
-
-
-_at_exit = threading.Event()
-# What is registered last is called first.
-threading._register_atexit(_at_exit.set)  # type: ignore[attr-defined]
 
 
 class StorageAway(UserError):  # noqa: N818
@@ -89,7 +84,7 @@ class Patience:
                 *(storage, file, reason, self.seconds / 60),
             )
         pause_ends = time.monotonic() + _PAUSE_SECONDS
-        while not (_at_exit.is_set() or self.is_over or self._leaves() or time.monotonic() > until):
+        while not (retry.AT_EXIT.is_set() or self.is_over or self._leaves() or time.monotonic() > until):
             if time.monotonic() > pause_ends:
                 return False
             time.sleep(_LOOK_SECONDS)
@@ -98,5 +93,6 @@ class Patience:
             code="storage-away",
             field="dataset.path",
             value=storage,
-            remedy="restore the network, the mount or the rights to read, such as AWS_ACCESS_KEY_ID; the same command goes on",
+            remedy="restore the network, the mount or the rights to read, such as AWS_ACCESS_KEY_ID, or wait for the time that it "
+            "says; the same command goes on",
         )

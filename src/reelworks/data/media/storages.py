@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import os
 import re
@@ -14,13 +15,16 @@ import time
 import urllib.parse
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Any
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
 
+from reelworks.core import retry
 from reelworks.core.errors import UserError
 from reelworks.data.media import formats
 
+T = TypeVar("T")
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 _WEB, _S3 = ("http://", "https://"), ("s3", "s3a")
 # A chain of fsspec, such as "zip://clips::s3://bucket/a.zip": of the first, which reads files in another, others have no "::".
@@ -29,7 +33,7 @@ PASSWORD = re.compile(r"([\w+.-]+)://[^/]*:[^/]*@")  # with the name before it
 _NO_PASSWORD = ("git", "github")  # but FOLDER:BRANCH@… and OWNER:NAME@…
 # What begins the reason why a file is not read if it says nothing about the file.
 UNREACHED = "cannot be read now"
-_BUSY = (408, 425, 429)  # answers of the web that others follow
+_PASSING = (408, 425)  # answers of the web that others follow
 _NO_RANGE = 416
 _NO_RANGES = "the server sends files as a whole, and no ranges of them, as of an archive: unpack it"
 # What is said of a name or a file itself; other errors of reading it are of its storage or this machine, and may pass.
@@ -206,24 +210,59 @@ def reached() -> Iterator[None]:
         raise meant from error
 
 
-def _status(error: BaseException | None) -> int:
-    """Return the status of HTTP that an error of httpx, requests, aiohttp or botocore tells, or 0."""
+@functools.cache
+def _pace(storage: str) -> retry.Pace:
+    return retry.Pace(storage)
+
+
+def asked(fs: Any, path: str, question: Callable[[], T]) -> T:
+    """Return what a storage answers, which is asked at the rate of requests that it allows.
+
+    Raises:
+        BusyError: It allows none for longer than is waited.
+        OSError: See `reached`.
+    """
+    name = "/".join(path.split("/")[:3]) if is_web(path) else type(fs).__name__
+    return _pace(name)(reached()(question))
+
+
+def _answer(error: BaseException | None) -> tuple[int, dict[str, str]]:
+    """Return status and headers of HTTP that an error of httpx, requests, aiohttp or botocore tells; 0 and none if it does not."""
     response: Any = getattr(error, "response", None)
     if isinstance(response, dict):
-        return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        told = response.get("ResponseMetadata", {})
+        return int(told.get("HTTPStatusCode", 0)), told.get("HTTPHeaders", {})
     status = getattr(error, "status", getattr(response, "status_code", 0))
-    return status if isinstance(status, int) else 0
+    headers = getattr(error, "headers", getattr(response, "headers", None)) or {}
+    return (status if isinstance(status, int) else 0), {name.lower(): text for name, text in headers.items()}
+
+
+def _retry_after(headers: dict[str, str]) -> float | None:
+    """Return the seconds of Retry-After, which are said as such or by a date; None if neither is."""
+    told = headers.get("retry-after", "")
+    if told.isdecimal():
+        return float(told)
+    try:
+        return parsedate_to_datetime(told).timestamp() - time.time()
+    except ValueError:
+        return None
 
 
 def _meant(error: Exception) -> OSError:
-    status = _status(error) or _status(error.__cause__)
+    status, headers = _answer(error if _answer(error)[0] else error.__cause__)
+    seconds = _retry_after(headers)
+    # S3 does not say when it may be asked again; s3fs has this number for its "SlowDown".
+    if status == 429 or (status == 503 and (seconds is not None or getattr(error, "errno", None) == errno.EBUSY)):
+        busy = retry.BusyError(errno.EBUSY, f"the storage limits the rate of requests ({status})")
+        busy.seconds = seconds
+        return busy
     if isinstance(error, FileNotFoundError) or status in (404, 410):
         return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     if isinstance(error, _NOT_UNPACKED):
         return OSError(errno.EINVAL, f"damaged, or packed in a way that is not read: {error}")
     told = error if isinstance(error, OSError) and error.errno in errno.errorcode else None
     # S3's errors have an errno that says less: an expired token is EINVAL, as a range that the file does not have.
-    refused = 300 <= status < 500 and status not in (*_BUSY, _NO_RANGE)
+    refused = 300 <= status < 500 and status not in (*_PASSING, _NO_RANGE)
     if refused or (isinstance(error, PermissionError) and told is None):
         return PermissionError(errno.EACCES, f"the storage refuses it: {getattr(error, 'strerror', None) or error}")
     if told is not None:
@@ -249,30 +288,32 @@ def is_of_storage(error: BaseException) -> bool:
 
 def remote_info(fs: Any, path: str) -> dict[str, Any]:
     """Return what a storage tells of a file now, such as its version."""
-    with reached():
-        fs.invalidate_cache(fs._parent(path))  # what was told before, when the folder was listed
+    fs.invalidate_cache(fs._parent(path))  # what was told before, when the folder was listed
     return listed_info(fs, path)
 
 
 def listed_info(fs: Any, path: str) -> dict[str, Any]:
     """Return what a storage tells of a file, or has told when its folder was listed."""
-    with reached():
-        try:
-            info = dict(fs.info(path))
-        except FileNotFoundError as error:  # which fsspec raises whatever goes wrong on the web, with the cause
-            if is_web(path) and error.__cause__ is not None:
-                raise error.__cause__ from None
-            raise
-        if is_web(path) and (formats.kind_of(path) or formats.is_archive(path)):
-            _require_no_page(info.get("mimetype", ""))
-        return info
+    info = dict(asked(fs, path, lambda: _info(fs, path)))
+    if is_web(path) and (formats.kind_of(path) or formats.is_archive(path)):
+        _require_no_page(info.get("mimetype", ""))
+    return info
+
+
+def _info(fs: Any, path: str, **options: Any) -> Any:
+    try:
+        return fs.info(path, **options)
+    except FileNotFoundError as error:  # which fsspec raises whatever goes wrong on the web, with the cause
+        if is_web(path) and error.__cause__ is not None:
+            raise error.__cause__ from None
+        raise
 
 
 def size_of(url: str) -> int:
     """Return the size of a file, also where a web server tells it with a range alone, as one that sends files in chunks."""
     fs, path = filesystem(url)
-    with reached():
-        size = fs.info(path, **({"headers": {"Range": "bytes=0-"}} if is_web(url) else {})).get("size")
+    with_range = {"headers": {"Range": "bytes=0-"}} if is_web(url) else {}
+    size = asked(fs, path, lambda: _info(fs, path, **with_range)).get("size")
     if size is None:
         raise OSError(errno.ENOTSUP, _NO_RANGES)
     return int(size)
@@ -304,9 +345,10 @@ def version_of(info: dict[str, Any]) -> int:
 def read_range(url: str, start: int, size: int) -> bytes:
     """Return what a storage sends as so many bytes of a file."""
     fs, path = filesystem(url)
-    with reached():
-        if not is_web(url):
-            return bytes(fs.cat_file(path, start=start, end=start + size))
+    if not is_web(url):
+        return bytes(asked(fs, path, lambda: fs.cat_file(path, start=start, end=start + size)))
+
+    def read() -> bytes:
         # Where a server has no ranges, `cat_file` would take all that it sends for the range.
         with fs.open(path, size=start + size, cache_type="none") as file:
             file.seek(start)
@@ -314,6 +356,8 @@ def read_range(url: str, start: int, size: int) -> bytes:
                 return bytes(file.read(size))
             except ValueError as error:
                 raise OSError(errno.ENOTSUP, _NO_RANGES) from error
+
+    return asked(fs, path, read)
 
 
 def require_all(sent: int, told: int | None) -> None:

@@ -21,8 +21,9 @@ ASKED = retry.Asked()  # by this process
 _Once = Callable[[Callable[[MediaPath], Any], MediaPath], Any]
 # Far above what healthy files take on a slow disk that many processes share; scenes are found by a network.
 _SECONDS, _SECONDS_PER_BYTE, _TIMES_FOR_SCENES = 120.0, 4e-6, 10
-# In which as many questions to a silent storage end as say that it is away, so that it is not taken for a decoder that hangs.
-_STORAGE_SECONDS = 480.0
+# In which as many questions to a silent storage end as say that it is away, so that it is not taken for a decoder that hangs,
+# and one waits for a storage that is busy.
+_STORAGE_SECONDS = 480.0 + retry.BUSY_SECONDS_OF_SCANS
 
 
 class FileRequest(NamedTuple):

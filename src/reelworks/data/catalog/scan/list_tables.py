@@ -20,7 +20,7 @@ import pyarrow.parquet
 from reelworks.core import retry, text_encoding, user_files
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.scan import csv_lists, json_lists, list_columns, remote
-from reelworks.data.media import location
+from reelworks.data.media import location, storages
 from reelworks.data.media.formats import list_suffix
 from reelworks.data.media.location import MediaPath
 
@@ -69,7 +69,9 @@ def read(file: MediaPath) -> ListTable:
             code="list-unreadable",
             field="dataset.path",
             value=str(file),
-            remedy="give a CSV file with a header and quotes around texts with commas, Parquet or JSON lines, in UTF-8",
+            remedy="see what its storage says, and give the list when it does"
+            if storages.is_of_storage(error)
+            else "give a CSV file with a header and quotes around texts with commas, Parquet or JSON lines, in UTF-8",
         ) from error
     return ListTable(columns.table, columns.caption, is_plain, (*notes, *columns.notes))
 

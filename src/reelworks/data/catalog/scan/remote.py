@@ -130,7 +130,7 @@ class _Storage:
         try:
             return self._asked(question)
         except OSError as error:
-            if self._asked.is_away and not self._answers():
+            if (self._asked.is_away or isinstance(error, retry.BusyError)) and not self._answers():
                 raise self._away(error) from error
             raise
 
@@ -146,7 +146,9 @@ class _Storage:
             code="storage-unreadable",
             field=f"dataset {self._name!r}",
             value=self.url,
-            remedy="check the address, the network and the credentials, such as AWS_ACCESS_KEY_ID",
+            remedy="scan again then; if fewer requests are allowed than there are files, raise the limit, or copy them to a disk"
+            if isinstance(error, retry.BusyError)  # a scan asks for each file of a list on the web
+            else "check the address, the network and the credentials, such as AWS_ACCESS_KEY_ID",
         )
 
 
@@ -165,17 +167,15 @@ def _walks(fs: Any) -> bool:
 
 
 def _all_below(fs: Any, root: str) -> dict[str, dict[str, Any]]:
-    with storages.reached():
-        return dict(fs.find(root, detail=True, refresh=True))
+    return dict(storages.asked(fs, root, lambda: fs.find(root, detail=True, refresh=True)))
 
 
 def _inside(fs: Any, folder: str) -> list[dict[str, Any]]:
-    with storages.reached():
-        found = list(fs.ls(folder, detail=True))
-        # Of a folder that a server of FTP does not list, fsspec gives nothing, which it does not keep.
-        if not found and fs.protocol == "ftp" and folder not in fs.dircache:
-            raise PermissionError(f"{folder} is not listed")
-        return found
+    found = list(storages.asked(fs, folder, lambda: fs.ls(folder, detail=True)))
+    # Of a folder that a server of FTP does not list, fsspec gives nothing, which it does not keep.
+    if not found and fs.protocol == "ftp" and folder not in fs.dircache:
+        raise PermissionError(f"{folder} is not listed")
+    return found
 
 
 def _headers(file: Location) -> archive.ArchiveHeaders:
@@ -261,8 +261,11 @@ def look_up(name: str, url: str, paths: Sequence[str], *, captions: bool) -> lis
 
     for path in paths:  # so that each archive is read once, and its members are not asked for
         archives.member(path)
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
+    threads = ThreadPoolExecutor(_AT_ONCE)
+    try:
         return list(threads.map(entry, paths))
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 def current(file: MediaPath) -> MediaPath:
