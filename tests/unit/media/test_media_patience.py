@@ -5,12 +5,12 @@ from __future__ import annotations
 import email.utils
 import errno
 import io
-import itertools
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -324,8 +324,8 @@ def test_clips_that_are_not_given_beside_others_are_to_blame(rights: _Rights, al
 
 
 def test_a_busy_storage_that_gives_some_clips_loses_none(rights: _Rights) -> None:
-    asked = itertools.count()
-    rights.refused, rights.error = lambda path: next(asked) % 7 < 5, partial(OSError, errno.EBUSY)
+    asked = Counter[str]()
+    rights.refused, rights.error = lambda path: asked.update([path]) or asked[path] < 4, partial(OSError, errno.EBUSY)
     with decoding(60.0) as decode:
         assert not any(isinstance(one, Failure) for one in decode(rights.files))
 
@@ -433,7 +433,8 @@ def test_no_clip_is_to_blame_for_a_storage_that_is_back_in_time(
     rights.refused = lambda path: len(asked) < 40 and not asked.append(path)
     with caplog.at_level("INFO"), decoding(60.0) as decode:
         assert not any(isinstance(one, Failure) for one in decode(rights.files))
-    (warning,) = (record.message for record in caplog.records if record.levelname == "WARNING")
+    # A thread that was refused may say it again while another one has a clip already.
+    warning, *_ = (record.message for record in caplog.records if record.levelname == "WARNING")
     assert "memory://rights gives no clip" in warning
     assert "waiting up to 1 minutes" in warning
     assert "memory://rights gives clips again" in caplog.messages

@@ -36,12 +36,12 @@ class Source:
     def __post_init__(self) -> None:
         for url in (self.url, getattr(self.list_file, "file", None)):
             storages.require_no_password(url or "")
-        if self.url is not None and storages.unsigned(self.url) != self.url:
+        if self.url is not None and formats.unsigned(self.url) != self.url:
             raise UserError(
                 "the address of a folder has a query, as a signed one, which the addresses of its files would not have",
                 code="query-of-folder",
                 field="dataset.path" if self.list_file is None else "dataset.root",
-                value=storages.unsigned(self.url),
+                value=formats.unsigned(self.url),
                 remedy="leave the query out, or give the storage's own address, as az://container/clips, and its key in the environment",
             )
         for text in (self.address, str(self.list_file), self.name):
@@ -52,7 +52,7 @@ class Source:
     @classmethod
     def from_path(cls, path: str | Path, name: str | None = None, root: str | Path | None = None) -> Source:
         """Make a source from the values of a recipe or command line; `DatasetConfig` has their meanings."""
-        url = storages.trimmed(storages.unsigned(str(path))) if storages.is_url(str(path)) else ""
+        url = storages.trimmed(formats.unsigned(str(path))) if storages.is_url(str(path)) else ""
         folder, _, last = url.rpartition("/")
         is_list, file = formats.is_list(last or path), Path(path)
         name = name or (formats.list_stem(last or file.name) if is_list else last or file.resolve().name)

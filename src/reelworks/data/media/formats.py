@@ -5,8 +5,6 @@ from __future__ import annotations
 import posixpath
 import re
 
-from reelworks.data.media import storages
-
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -100,9 +98,14 @@ def archives_of(path: str) -> list[str]:
     return [path[: match.end()] for match in re.finditer(r"\.tar(?=/)", path, re.IGNORECASE)]
 
 
+def unsigned(url: str) -> str:
+    """Return an address of the web without its query, such as a signature; any other text as it is."""
+    return re.sub(r"^(https?://[^?]*)\?.*", r"\1", url, flags=re.DOTALL)
+
+
 def list_suffix(path: object) -> str:
     """Return the suffix that tells the format of a list, without that of gzip; "" for what is no list."""
-    name = storages.unsigned(str(path)).lower().rstrip("/")
+    name = unsigned(str(path)).lower().rstrip("/")
     suffix = extension_of(name.removesuffix(".gz"))
     return suffix if suffix in LISTS and not (name.endswith(".gz") and suffix == ".parquet") else ""
 

@@ -19,7 +19,7 @@ from reelworks.core import digests, retry, user_files
 from reelworks.core.errors import UserError
 from reelworks.core.file_cache import FileCache
 from reelworks.core.worker_pool import ThreadCalls, WorkerHung
-from reelworks.data.media import storages
+from reelworks.data.media import formats, storages
 from reelworks.data.media.formats import archives_of
 
 _LONGEST_SECONDS = 75.0  # of a question to a silent storage
@@ -50,7 +50,7 @@ class Location:
 
     def __str__(self) -> str:
         """Return the path with which messages name the clip."""
-        file = storages.unsigned(self.file)
+        file = formats.unsigned(self.file)
         return file if self.start is None else f"{file}/{self.name}"
 
     @property

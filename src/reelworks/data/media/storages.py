@@ -151,11 +151,6 @@ def is_web(url: str) -> bool:
     return url.startswith(_WEB)
 
 
-def unsigned(url: str) -> str:
-    """Return an address of the web without its query, such as a signature; any other text as it is."""
-    return url.partition("?")[0] if is_web(url) else url
-
-
 def require_no_password(url: str) -> None:
     """Refuse an address with a password, which would stand wherever the address does, as in a catalog.
 
