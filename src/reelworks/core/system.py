@@ -190,9 +190,16 @@ def is_parent(pid: int) -> bool:
 
 
 def handle_stops(handler: Any) -> dict[signal.Signals, Any]:
-    """Handle each of `STOPS`, and return the former handlers; that of a closed terminal stays ignored below `nohup`."""
-    ignored = [each for each in STOPS if each.name == "SIGHUP" and signal.getsignal(each) == signal.SIG_IGN]
-    return {each: signal.signal(each, handler) for each in STOPS if each not in ignored}
+    """Handle each of `STOPS`, and return the former handlers, all of which can be set again.
+
+    That of a closed terminal stays ignored below `nohup`, and those that are not of Python stay.
+    """
+    kept = [
+        each
+        for each in STOPS
+        if signal.getsignal(each) in ((None, signal.SIG_IGN) if each.name == "SIGHUP" else (None,))
+    ]
+    return {each: signal.signal(each, handler) for each in STOPS if each not in kept}
 
 
 def ask_to_end(pid: int) -> None:

@@ -198,3 +198,7 @@ def test_ranks_that_failed_end_after_the_first_one_if_that_stays(
     first._beat()
     thread.join(10.0)
     assert "beside the first" in ends
+
+    monkeypatch.setattr(watch, "_GRACE_SECONDS", 0.0)
+    first._suspects = True  # it failed because another one has ended, which is what is told
+    assert "no step was finite" in str(verdict(first, [1, 2]))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -51,6 +53,44 @@ def test_before_the_first_step_a_signal_leaves_with_the_requeue_code_and_ctrl_c_
         with pytest.raises(left) as ended, StopSignals():
             _kill_and_wait(number)
         assert getattr(ended.value, "code", 75) == 75
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_that_something_swallows_is_not_lost():
+    class Swallows:
+        def __del__(self):
+            _kill_and_wait(signal.SIGTERM)
+
+    with StopSignals() as signals:
+        Swallows()
+        with pytest.raises(Stopped):
+            signals.begin_stage()
+
+
+def test_what_does_not_end_after_a_signal_is_left():
+    """As a question to a silent storage, which the threads of a scan wait for."""
+    program = (
+        "import os, signal, time\nfrom reelworks.training.loop import stop_signals\n"
+        "stop_signals._UNWIND_SECONDS = 0.2\nwith stop_signals.StopSignals():\n"
+        "    try:\n        os.kill(os.getpid(), signal.SIGTERM)\n        time.sleep(60)\n"
+        "    finally:\n        time.sleep(60)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], timeout=50, check=False)
+    assert done.returncode == 75
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_process_does_what_it_did_before():
+    program = (
+        "import multiprocessing, time\nfrom reelworks.training.loop.stop_signals import StopSignals\n"
+        "fork = multiprocessing.get_context('fork')\nbegun = fork.Event()\nwith StopSignals():\n"
+        "    child = fork.Process(target=lambda: begun.set() or time.sleep(60))\n"
+        "    child.start()\n    begun.wait()\n    child.terminate()\n    child.join(30)\nprint(child.exitcode)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], timeout=50, check=True, capture_output=True, encoding="utf-8"
+    )
+    assert done.stdout.strip() == f"-{int(signal.SIGTERM)}"
 
 
 def test_a_rank_that_waits_for_the_first_one_leaves_too(tmp_path):
@@ -143,6 +183,9 @@ def test_between_two_stages_a_signal_leaves_at_once_and_in_the_next_it_is_kept()
         signals.end_stage()
         with pytest.raises(Stopped):
             _kill_and_wait(signal.SIGTERM)
+    with StopSignals() as signals:
+        signals.begin_stage()
+        signals.end_stage()
         signals.begin_stage()
         _kill_and_wait(signal.SIGTERM)
     assert signals.received == [signal.SIGTERM]

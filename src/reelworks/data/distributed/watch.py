@@ -198,7 +198,8 @@ class Watch:
         now = time.monotonic()
         patience = SUSPECT_SECONDS if self._suspects else self._limits.lost_seconds
         for rank, (beat, at) in sorted(self._heard.items()):
-            if beat.fault and now - at > _GRACE_SECONDS and not self._stays:
+            # A rank that fails because another one has ended stays for nothing.
+            if beat.fault and now - at > _GRACE_SECONDS and (self._suspects or not self._stays):
                 return f"rank {rank} on {beat.host} failed: {beat.fault}"
             if not beat.ended and now - at > patience:
                 return self._lost(rank)

@@ -124,7 +124,7 @@ def _copied(file: MediaPath) -> Iterator[MediaPath]:
         # Asked after it was read, during which it may have changed, and for what was sent in its place.
         told = storages.version_of(storages.remote_info(fs, path)) if storages.tells_of_one(fs) else -1
         storages.require_all(target.stat().st_size, size)
-        copy = Location(str(target), file.name, version=told if told >= 0 else file.version)
+        copy = Location(str(target), file.name, version=file.version)  # of a long film, blocks are compared
         if (file.content if told < 0 else told != file.version) and fingerprint(copy) != file.content:
             raise storages.ChangedError("the file has changed since it was scanned; scan again")
 

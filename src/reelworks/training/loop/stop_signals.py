@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -15,6 +16,10 @@ from reelworks.training.distributed.launch import EXIT_REQUEUE
 
 if TYPE_CHECKING:
     from reelworks.data.distributed.mesh import World
+
+
+# A question to a silent storage, which other threads wait for, may last longer than schedulers wait; nothing is to be saved then.
+_UNWIND_SECONDS = 10.0
 
 
 class Stopped(SystemExit):
@@ -31,22 +36,29 @@ class StopSignals(AbstractContextManager["StopSignals"]):
     A thread that is not the main one receives none.
 
     Attributes:
-        received: Those that came while a stage was trained.
+        received: Those that came.
     """
 
     def __init__(self) -> None:
         self.received: list[int] = []
         self._former: dict[signal.Signals, Any] = {}
-        self._is_between = True
+        self._is_between, self._pid = True, os.getpid()
+        self._end = threading.Timer(_UNWIND_SECONDS, os._exit, [EXIT_REQUEUE])
+        self._end.daemon = True
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._former = system.handle_stops(self._receive)
-            signal.signal(signal.SIGINT, self._former[signal.SIGINT])
+            self._handle_ctrl_c(self._former.get(signal.SIGINT))
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._end.cancel()
         self.restore()
+
+    def _handle_ctrl_c(self, handler: Any) -> None:
+        if signal.SIGINT in self._former:
+            signal.signal(signal.SIGINT, handler)
 
     def restore(self) -> None:
         """Let signals do what they did before."""
@@ -55,10 +67,15 @@ class StopSignals(AbstractContextManager["StopSignals"]):
         self._former = {}
 
     def begin_stage(self) -> None:
-        """Keep signals until a step is done. A second Ctrl-C does what it usually does."""
+        """Keep signals until a step is done. A second Ctrl-C does what it usually does.
+
+        Raises:
+            Stopped: One has come before, and whatever ran then kept the error.
+        """
         self._is_between = False
-        if self._former:
-            signal.signal(signal.SIGINT, self._receive)
+        self._handle_ctrl_c(self._receive)
+        if self.received:
+            raise Stopped
 
     def end_stage(self) -> None:
         """Let a signal raise `Stopped` until the next stage begins.
@@ -71,15 +88,20 @@ class StopSignals(AbstractContextManager["StopSignals"]):
             raise Stopped
 
     def _receive(self, number: int, _frame: object) -> None:
+        if os.getpid() != self._pid:  # a process that was forked
+            signal.signal(number, self._former[signal.Signals(number)])
+            signal.raise_signal(number)
+            return
+        self.received.append(number)
         if self._is_between:
             self._is_between = False
+            self._end.start()
             raise Stopped
-        self.received.append(number)
         if number == signal.SIGINT:
             logger.info(
                 "Ctrl-C: saves after the next step at the latest, and leaves; press it again to leave at once without a save"
             )
-            signal.signal(number, self._former[signal.SIGINT])
+            self._handle_ctrl_c(self._former[signal.SIGINT])
 
 
 class StopRequest:

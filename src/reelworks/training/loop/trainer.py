@@ -91,7 +91,8 @@ def train(
         restart_data: Begin the data again, and keep weights and step count.
 
     Returns:
-        0 when finished, `EXIT_REQUEUE` when saved before, on a signal or because a storage gave no clip.
+        0 when finished, `EXIT_REQUEUE` when ended before, on a signal or because a storage gave no clip; of steps that were
+        trained, all is saved then.
 
     Raises:
         UserError: Anything a person can mend.
@@ -115,11 +116,27 @@ def run(
 
     `on_end` gets the result on the first rank.
     """
+    stages.require_unrestarted(recipe, request)
+    with StopSignals() as signals:
+        try:
+            return _run(recipe, request, signals, on_scan, on_encode, on_end)
+        except Stopped:
+            logger.info("stopped while the ranks found each other; the same command goes on")
+            return EXIT_REQUEUE
+
+
+def _run(
+    recipe: Recipe,
+    request: TrainRequest,
+    signals: StopSignals,
+    on_scan: Callable[[ScanProgress], None] | None,
+    on_encode: Callable[[Progress], None],
+    on_end: Callable[[TrainResult], None] | None,
+) -> int:
     joined = mesh.join(
         offload=recipe.parallel.offload, parallel=recipe.parallel, facts=lambda: rendezvous.facts(recipe)
     )
-    stages.require_unrestarted(recipe, request)
-    with StopSignals() as signals, joined as world, ExitStack() as stack:
+    with joined as world, ExitStack() as stack:
         stack.enter_context(log.to_terminal(speaks=world.is_main))
         exported: list[Path] = []
         end: StageEnd | None = None
