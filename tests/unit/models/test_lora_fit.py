@@ -12,9 +12,12 @@ from refused import refused
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from reelworks.annexes.lora import convert
+from reelworks.annexes.lora.request import ConvertLoraRequest
 from reelworks.core.errors import UserError
-from reelworks.models.adapters import files, fit, inject
+from reelworks.models.adapters import files, fit, inject, release_layers
 from reelworks.models.adapters.config import LoraConfig
+from reelworks.models.adapters.training_adapter import TrainingAdapter
 from reelworks.models.export.lora import LoraFile
 from reelworks.testing import contract
 
@@ -110,6 +113,26 @@ def test_training_begins_from_a_file_with_tensors_of_other_kinds(
     save_file(tensors | {f"{layer}.lora_E": torch.ones(3, 1)}, path)
     with refused("lora-does-not-fit", says="1 of its"):
         begun("wan-tiny", path, settings)
+
+
+@pytest.mark.parametrize("name", ["flux-tiny", "chroma-tiny"])
+def test_a_release_whose_rows_are_those_of_other_parts_is_another_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """FLUX.2 and FLUX.1 call a layer alike, and theirs has 9 and 7 units of rows; so may full weights, and the `lora` commands."""
+    monkeypatch.setattr(fit, "closest_base", lambda shapes: "")  # which builds all networks
+    path = tmp_path / "flux2.safetensors"
+    written(path, "flux2-tiny", LoraConfig(rank=4), "comfyui")
+    with refused("lora-does-not-fit", "lora.weights", says="single_blocks.0.linear1"):
+        begun(name, path, LoraConfig(rank=4))
+    denoiser = contract.build(name)
+    with refused("training-adapter-does-not-fit", "lora.training_adapter", says="single_blocks.0.linear1"):
+        TrainingAdapter.read(str(path)).attach(denoiser.module, denoiser.config)
+    with refused("lora-does-not-fit", "file", says=f"{name} has "):
+        convert.convert(ConvertLoraRequest(file=path, to="diffusers", output=tmp_path / "b.safetensors", model=name))
+    tensors = {"single_blocks.0.linear1.weight": torch.zeros(288, 2)}
+    own = [key for key in denoiser.module.state_dict() if "single_transformer_blocks.0" in key]
+    assert release_layers.take_apart(tensors, own, denoiser.config).keys() == tensors.keys()
 
 
 def test_a_file_without_tensors_is_said_to_have_none(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from reelworks.core import user_files
 from reelworks.core.errors import UserError
 from reelworks.models import identify, registry
 from reelworks.models.adapters import closest, release_layers
-from reelworks.models.adapters.closest import ClosestBase, Sizes
+from reelworks.models.adapters.closest import ClosestBase
 from reelworks.models.adapters.files import BASE
 from reelworks.models.adapters.release_layers import Place, TargetLayer
 from reelworks.models.family import FamilyConfig
@@ -46,18 +46,16 @@ def sizes_of(file: AdapterFile) -> dict[str, tuple[int, int]]:
 def closest_to(file: AdapterFile, model: str | None = None) -> ClosestBase:
     """Return the presets that a file fits: by names of layers that of `model` or of its header, else by shapes too."""
     sizes = sizes_of(file)
-    names: Sizes = dict.fromkeys(sizes, (0, 0))  # widths of a run's own encoders may differ from the published ones
     if not sizes:
         return ClosestBase((), 0, 0)
     named = registry.preset_name(model) if model else _base_in(file.header)
-    tries = [(names, [named])] if named else []
-    if not model:
-        tries += [(sizes, alike) for alike in [_alike(file.header)] if alike]
-    for known, among in tries:
-        found = closest.closest(known, among)
+    if named:
+        # Widths of a run's own encoders may differ from the published ones.
+        found = closest.closest(sizes, [named], of_any_width=True)
         if found.is_whole or model:
             return found
-    return closest.closest(sizes)
+    found = closest.closest(sizes, _alike(file.header))
+    return found if found.is_whole else closest.closest(sizes)
 
 
 def require(file: AdapterFile, model: str | None) -> BaseNetwork:

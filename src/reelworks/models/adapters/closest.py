@@ -36,10 +36,13 @@ class ClosestBase(NamedTuple):
         return registry.PRESETS[self.names[0]].config if self.names else None
 
 
-def closest(sizes: Sizes, among: Iterable[str] | None = None) -> ClosestBase:
-    """Find the presets that fit best; all are built on the meta device, in some seconds."""
+def closest(sizes: Sizes, among: Iterable[str] | None = None, *, of_any_width: bool = False) -> ClosestBase:
+    """Find the presets that fit best; all are built on the meta device, in some seconds.
+
+    Layers of any width have but the names of a preset's, and rows that divide into their parts.
+    """
     firsts = {name: identify.first_alike(name) for name in (registry.PRESETS if among is None else among)}
-    by_sizes = {first: _fitting(first, sizes) for first in dict.fromkeys(firsts.values())}
+    by_sizes = {first: _fitting(first, sizes, of_any_width) for first in dict.fromkeys(firsts.values())}
     counts = {name: by_sizes[first] for name, first in firsts.items()}
     best = max(counts.values(), default=0)
     return ClosestBase(tuple(name for name, count in counts.items() if count == best and best), best, len(sizes))
@@ -55,14 +58,15 @@ def with_weights(network: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def _fitting(name: str, sizes: Sizes) -> int:
+def _fitting(name: str, sizes: Sizes, of_any_width: bool) -> int:
     (layers, homes), count = _spelt(name), 0
     for spelling, (rows, columns) in sizes.items():
         if targets := homes.get(spelling):
             place = targets[0].place
             out, *inputs = layers[targets[0].layer].get_parameter("weight").shape
             own = out * sum(place.heights) // place.heights[place.part]
-            count += rows in (0, own) and columns in (0, math.prod(inputs))
+            has_widths = rows in (0, own) and columns in (0, math.prod(inputs))
+            count += bool(place.rows_of_parts(rows)) if of_any_width else has_widths
     return count
 
 

@@ -24,6 +24,11 @@ class Place(NamedTuple):
     heights: tuple[int, ...] = (1,)  # relative numbers of rows of the parts
     swapped: bool = False  # whether the two halves of its rows are in the other order
 
+    def rows_of_parts(self, rows: int) -> list[int]:
+        """Return the numbers of rows of the parts of a layer of so many; none if it is of another release, as they do not divide."""
+        unit, rest = divmod(rows, sum(self.heights))
+        return [] if rest else [unit * height for height in self.heights]
+
 
 _Patterns = list[tuple[re.Pattern[str], Place]]
 
@@ -63,8 +68,7 @@ def take_apart(state: Mapping[str, Tensor], names: Iterable[str], family: Family
         layer, _, kind = name.rpartition(".")
         target = place(family, layer)
         there = f"{target.layer}.{kind}"
-        if (whole := state.get(there)) is not None:
-            heights = [len(whole) * height // sum(target.heights) for height in target.heights]
+        if (whole := state.get(there)) is not None and (heights := target.rows_of_parts(len(whole))):
             rows = torch.split(whole, heights)[target.part]
             found[name] = swap_halves(rows) if target.swapped else rows
             used.add(there)
@@ -105,13 +109,13 @@ def homes(layers: Iterable[str], family: FamilyConfig | None) -> dict[str, list[
 
 def trained(stacked: Tensor, targets: list[TargetLayer]) -> list[TargetLayer]:
     """Return the target layers whose rows are not all zeros, as those of layers without an update are; all if all are."""
-    heights = targets[0].place.heights
-    rows = torch.split(stacked, [len(stacked) * height // sum(heights) for height in heights])
-    return [target for target in targets if rows[target.place.part].any()] or targets
+    heights = targets[0].place.rows_of_parts(len(stacked))
+    rows = torch.split(stacked, heights) if heights else ()
+    return [target for target in targets if rows and rows[target.place.part].any()] or targets
 
 
 def split_layer(kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int) -> Layers:
-    """Split one stored layer into the target layers. Empty if some rows belong to layers without an adapter."""
+    """Split one stored layer into the target layers. Empty if some rows belong to layers without an adapter, or to no part."""
     lengths, place = kinds.get("magnitude_vector"), targets[0].place
     # Of a square weight, magnitudes of columns are as many as those of rows.
     if lengths is not None and is_by_columns(lengths.shape):
@@ -122,7 +126,8 @@ def split_layer(kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int)
             values |= {k: swap_halves(v) for k, v in values.items() if k in ("B", "magnitude_vector")}
         return {targets[0].layer: values}
     A, B, stored_rank = values["A"], values["B"], values["A"].shape[0]
-    heights = [B.shape[0] * height // sum(place.heights) for height in place.heights]
+    if not (heights := place.rows_of_parts(len(B))):
+        return {}
     rows = {target.layer: torch.split(B, heights)[target.place.part] for target in targets}
     if sum(int(row.count_nonzero()) for row in rows.values()) != int(B.count_nonzero()):
         return {}
