@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
+from reelworks.core.errors import UserError
 from reelworks.data.run.folder import RunFolder
 from reelworks.models.adapters import files, inject
 from reelworks.models.adapters.config import LoraConfig
@@ -81,6 +83,45 @@ def test_diffusers_gets_the_lora_of_both_parts(tmp_path: Path, dora: bool) -> No
 
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "train-a-lora.md"
+
+
+@pytest.mark.parametrize(
+    ("trained", "asked", "lines"),
+    [
+        ({"rank": 4}, {}, "rank = 4"),
+        ({"text_encoders": False}, {}, "text_encoders = false"),
+        (
+            {"rank": 4, "text_encoders": False, "targets": ["to_q"]},
+            {},
+            'rank = 4 text_encoders = false targets = ["to_q"]',
+        ),
+        ({"dora": True, "targets": ["to_q", "to_v"]}, {}, 'dora = true targets = ["to_q", "to_v"]'),
+        ({"type": "lokr", "decompose_factor": 2}, {}, 'type = "lokr" decompose_factor = 2'),
+        ({"rank": 4}, {"type": "loha"}, 'type = "lora" rank = 4'),
+    ],
+)
+@pytest.mark.quick_cases(4)
+def test_a_refused_file_is_taken_with_the_lines_that_its_error_names(
+    tmp_path: Path, trained: dict[str, Any], asked: dict[str, Any], lines: str
+) -> None:
+    """Also by a recipe that adapts text encoders, whether the file does so or not."""
+    path, own = (
+        tmp_path / "a.safetensors",
+        {"rank": 2, "text_encoders": True, "weights": str(tmp_path / "a.safetensors")},
+    )
+    wanted = written(path, LoraConfig.model_validate(own | trained))
+    settings = LoraConfig.model_validate(own | asked)
+    begun = adapted(settings)
+    with pytest.raises(UserError, match=r"set in \[lora\], as the file was trained:") as caught:
+        files.load_into(begun.module, settings, begun.config)
+    pasted = caught.value.remedy.splitlines()[1:]
+    assert " ".join(line.strip() for line in pasted) == lines
+    settings = LoraConfig.model_validate(own | asked | tomllib.loads("\n".join(pasted)))
+    begun = adapted(settings)
+    files.load_into(begun.module, settings, begun.config)
+    assert farthest(begun.module, wanted) < 1e-5
+
+
 SETTINGS = [
     *(LoraConfig(type="lora", rank=2, alpha=3.0, text_encoders=texts) for texts in (False, True)),
     *(LoraConfig(type="lokr", rank=2, alpha=3.0, text_encoders=texts) for texts in (False, True)),

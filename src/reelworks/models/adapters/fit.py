@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
 from reelworks.models import identify, registry
-from reelworks.models.adapters import closest, inject, key_mapping, release_layers
+from reelworks.models.adapters import closest, inject, key_mapping, release_layers, text_encoders
 from reelworks.models.adapters.adapter_types.adapter_type import AdapterType
 from reelworks.models.adapters.adapter_types.registry import LORA, TYPES
 from reelworks.models.adapters.config import LoraConfig
@@ -105,22 +105,32 @@ def _differing(
     config: LoraConfig,
     family: FamilyConfig,
 ) -> list[str]:
-    """Return the lines of a recipe with which a file fits the network, found by trying; empty if there are none."""
+    """Return the lines of a recipe with which a file fits the network, found by trying; empty if there are none.
+
+    Text encoders are adapted as a whole or not at all.
+    """
     name = next(name for name, preset in registry.PRESETS.items() if type(preset.config) is type(family))
     with torch.device("meta"):
         network = registry.load_network(registry.family_of(name)).build(family)
     linear = {name: child for name, child in network.named_modules() if isinstance(child, nn.Linear)}
-    own_layers = {layer for layer, _ in inject.parts(own).values()}
+    layers = inject.group_by_layer(own)
+    texts = {layer: kinds for layer, kinds in layers.items() if text_encoders.part_of(layer)}
+    own_layers = {layer.removeprefix(f"{family.network.part}.") if texts else layer for layer in layers.keys() - texts}
+    linear |= _linear(config.kind, {layer: {k: v.shape for k, v in kinds.items()} for layer, kinds in texts.items()})
     adapted = _adapted_layers(tensors, linear, family)
+    in_network, in_texts = adapted - texts.keys(), adapted & texts.keys()
     # Two experts have names of their own, and files name neither.
-    for settings in _candidates(tensors, config) if adapted and own_layers <= linear.keys() else ():
+    can_fit = in_network and in_texts in (set(), texts.keys()) and own_layers <= linear.keys()
+    for settings in _candidates(tensors, config) if can_fit else ():
         fit = _fit(tensors, metadata, _adapter(settings, {name: linear[name] for name in adapted}), settings, family)
         if not fit.unknown and not fit.missing:
             changed = {
                 key: getattr(settings, key) for key in _SHAPING if getattr(settings, key) != getattr(config, key)
             }
-            if adapted != own_layers:
-                changed["targets"] = _endings(linear, adapted)
+            if in_texts != texts.keys():
+                changed["text_encoders"] = False
+            if in_network != own_layers:
+                changed["targets"] = _endings([layer for layer in linear if layer not in texts], in_network)
             return [f"{key} = {json.dumps('none' if value is None else value)}" for key, value in changed.items()]
     return []
 
@@ -146,24 +156,25 @@ def _adapted_layers(tensors: Mapping[str, Tensor], linear: Collection[str], fami
 
 def _candidates(tensors: Mapping[str, Tensor], config: LoraConfig) -> Iterator[LoraConfig]:
     """Return the settings that a file may have been trained with."""
-    shapes: dict[str, torch.Size] = {}
-    for key, value in tensors.items():
-        target = key_mapping.split_name(key)
-        assert target is not None, "of a layer of the network"
-        shapes.setdefault(target[1], value.shape)
+    found = [(key_mapping.split_name(key), value.shape) for key, value in tensors.items()]
+    shapes = {target[1]: shape for target, shape in reversed(found) if target is not None}  # of the first of each kind
     for kind in TYPES.values():
         yield from (LoraConfig(**settings) for settings in kind.candidates(shapes, config))
 
 
-def settings_of_shapes(kind: AdapterType, layers: Mapping[str, Mapping[str, torch.Size]]) -> LoraConfig | None:
-    """Return settings with which peft builds an adapter of these shapes on linear layers, found by trying."""
-    shapes: dict[str, torch.Size] = {}
-    for kinds in layers.values():
-        shapes = {**kinds, **shapes}
+def _linear(kind: AdapterType, layers: Mapping[str, Mapping[str, torch.Size]]) -> dict[str, nn.Linear]:
+    """Return linear layers, without numbers, that updates are of; those of rotations of inputs have one output."""
     linear = {}
     for layer, kinds in layers.items():
         rows, columns = kind.shape({name: torch.empty(shape, device="meta") for name, shape in kinds.items()})
         linear[layer] = nn.Linear(columns, max(rows, 1), device="meta")
+    return linear
+
+
+def settings_of_shapes(kind: AdapterType, layers: Mapping[str, Mapping[str, torch.Size]]) -> LoraConfig | None:
+    """Return settings with which peft builds an adapter of these shapes on linear layers, found by trying."""
+    shapes = {name: shape for kinds in reversed([*layers.values()]) for name, shape in kinds.items()}
+    linear = _linear(kind, layers)
 
     def builds(config: LoraConfig, names: Iterable[str]) -> bool:
         own = _adapter(config, {layer: linear[layer] for layer in names})
