@@ -27,6 +27,7 @@ from reelworks.training.recipe import recipe_file
 FORMATS = ("diffusers", "comfyui", "kohya")
 # An alpha that is not the rank, and no power of two beside it.
 SETTINGS = LoraConfig(rank=3, alpha=2.3)
+ATTENTIONS = ("to_q", "to_k", "to_v", "to_out.0")
 # Its scale is rounded into the numbers of a file, and out of them.
 BACK = {"rtol": 2**-22, "atol": 0.0}
 
@@ -220,35 +221,40 @@ def test_layers_that_the_file_lacks_are_told(tmp_path):
         load(adapted(), path)
 
 
-@pytest.mark.parametrize("rule", ["alpha_pattern", "rank_pattern"])
-def test_scales_of_single_layers_are_refused(tmp_path, rule):
-    """Where alpha / rank is not the scale, the same numbers would be another LoRA."""
-    path, header = tmp_path / "other.safetensors", {f"transformer.{rule}": {"to_q": 1}}
-    save_file({"x": torch.zeros(1)}, path, {"lora_adapter_metadata": json.dumps(header)})
-    with pytest.raises(UserError, match=f"{rule}, which is not supported"):
-        load(adapted(), path)
-
-
 @pytest.mark.parametrize(
     "made",
     [
         peft.LoraConfig(r=3, lora_alpha=7, init_lora_weights=False),
         peft.LoraConfig(r=3, lora_alpha=7, use_rslora=True, init_lora_weights=False),
+        peft.LoraConfig(r=9, lora_alpha=7, rank_pattern=dict.fromkeys(ATTENTIONS, 3), init_lora_weights=False),
+        peft.LoraConfig(r=3, lora_alpha=7, alpha_pattern=dict.fromkeys(ATTENTIONS, 2), init_lora_weights=False),
+        peft.LoraConfig(r=3, lora_alpha=7, alpha_pattern={"to_q": 2, "attn2.to_v": 5}, init_lora_weights=False),
         peft.LoHaConfig(r=3, alpha=7, init_weights=False),
         peft.LoKrConfig(r=3, alpha=7, init_weights=False),
         peft.LoKrConfig(r=99, alpha=7, init_weights=False, decompose_factor=2),
+        peft.LoKrConfig(r=99, alpha=7, rank_pattern={"to_q": 77}, init_weights=False, decompose_factor=2),
         peft.OFTConfig(r=0, oft_block_size=4, init_weights=False),
     ],
-    ids=["LoRA", "rsLoRA", "LoHa", "LoKr", "LoKr of full factors", "OFT"],
+    ids=[
+        *(
+            "LoRA",
+            "rsLoRA",
+            "LoRA of one rank by layer",
+            "LoRA of one alpha by layer",
+            "LoRA of several alphas",
+            "LoHa",
+        ),
+        *("LoKr", "LoKr of full factors", "LoKr of full factors of several ranks", "OFT"),
+    ],
 )
 def test_a_file_of_peft_adds_what_it_does_in_peft(tmp_path, made):
-    """By the settings beside it, whatever the alpha of the recipe."""
+    """By the settings beside it, also those of single layers, whatever the alpha of the recipe."""
     base, inputs = contract.build("wan-tiny"), contract.example(contract.shapes("wan-tiny")[-1], "wan-tiny")
     made.target_modules = list(base.lora_targets())
     theirs = peft.get_peft_model(base.module, made)
     theirs.save_pretrained(tmp_path)
     kind = made.peft_type.value.lower()
-    values = {"oft": {"block_size": 4}}.get(kind, {"rank": made.r, "alpha": 5.0})
+    values = {"oft": {"block_size": 4}}.get(kind, {"rank": 3 if made.r == 9 else made.r, "alpha": 5.0})
     factor = {"decompose_factor": 2} if made.r == 99 else {}
     settings = LoraConfig(type=kind, **values, **factor)
     ours = adapted(settings=settings)

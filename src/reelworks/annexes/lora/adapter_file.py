@@ -121,7 +121,7 @@ def open_adapter(source: str, field: str) -> Iterator[AdapterFile]:
     """
     path = weights.require_file(source, field)
     with telling(field, source), TensorFiles([path]) as tensors:
-        file = AdapterFile(field, source, tensors, files.stored_header(str(path)))
+        file = AdapterFile(field, source, tensors, files.header(str(path)))
         file.contents.require_updates(tensors.facts)
         yield file
 
@@ -133,7 +133,7 @@ def look_into(source: str, field: str) -> Iterator[AdapterFile]:
     with telling(field, source), TensorFiles([path]) as tensors:
         header, problems = tensors.metadata, []
         try:
-            header = files.stored_header(str(path))
+            header = files.header(str(path))
         except UserError as error:
             problems.append(error)
         file = AdapterFile(field, source, tensors, header)

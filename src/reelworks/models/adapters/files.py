@@ -35,8 +35,6 @@ from reelworks.models.storage import weights
 
 BASE = "reelworks_base"  # header key of the base's description
 _PEFT = ("adapter_model.safetensors", "adapter_config.json")  # the names of its file and of its settings
-# Settings under which layers have scales of their own.
-_OTHER_RULES = ("alpha_pattern", "rank_pattern")
 
 
 class LoraTensors(NamedTuple):
@@ -174,16 +172,6 @@ def updates_in(
 
 
 def header(source: str) -> dict[str, str]:
-    """Return the metadata of a file's header as `stored_header` does; refuses settings under which scales differ by layer."""
-    metadata = stored_header(source)
-    rules = [k for k, v in key_mapping.stored_settings(metadata).items() if v and k.endswith(_OTHER_RULES)]
-    if rules:
-        problem = f"its header has {rules[0]}, which is not supported"
-        raise UserError(problem, code="lora-unreadable", remedy="name another file")
-    return metadata
-
-
-def stored_header(source: str) -> dict[str, str]:
     """Return the metadata of a file's header, with the settings from peft's own file if peft wrote it."""
     path = Path(source).expanduser()
     if path.suffix != ".safetensors" or not path.is_file():

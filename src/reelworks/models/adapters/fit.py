@@ -51,7 +51,7 @@ def fit_to_network(
     ranks = ", ".join(map(str, sorted(fit.ranks)))
     if fit.ranks - {config.rank} and (lines or family is None or len(fit.ranks) > 1):
         raise UserError(
-            f"lora.weights has rank {ranks}",
+            f"lora.weights has rank {ranks}{', and all layers must have one' if len(fit.ranks) > 1 else ''}",
             code="lora-settings-differ",
             field="lora.rank",
             value=config.rank,
@@ -59,7 +59,7 @@ def fit_to_network(
             if lines
             else f"set it to {ranks}"
             if len(fit.ranks) == 1
-            else "name another file: all layers must have one value",
+            else f"name another file, or lower all ranks to {min(fit.ranks)} with `reelworks lora resize`",
         )
     shapes, total = weights.shapes_of(tensors), len(inject.parts(own))
     if not identify.is_lora(shapes):

@@ -207,22 +207,26 @@ def stored_scale(kind: AdapterType, kinds: Mapping[str, Tensor], settings: Mappi
 
 
 def _scale(kind: AdapterType, kinds: Mapping[str, Tensor], settings: Mapping[str, Any], layer: str) -> float:
-    rank, alpha = kind.rank_of(kinds), settings.get("lora_alpha", settings.get("alpha"))
+    rank = kind.rank_of(kinds)
     if "alpha" in kinds:
         return float(kinds["alpha"]) / rank if rank else 1.0
-    alphas = settings.get("alpha_pattern") or {}
-    alpha = next((value for name, value in alphas.items() if _is_named(layer, name)), alpha)
+    alpha = _of_layer(layer, settings.get("alpha_pattern"), settings.get("lora_alpha", settings.get("alpha")))
     if alpha is None or not kind.multiplied:
         return 1.0
-    divisor = rank or settings["r"]
+    divisor = rank or _of_layer(layer, settings.get("rank_pattern"), settings.get("r"))
     return float(alpha / (math.sqrt(divisor) if settings.get("use_rslora") else divisor))
 
 
+def _of_layer(layer: str, numbers: Mapping[str, Any] | None, of_others: Any) -> Any:
+    """Return the number that a pattern of peft's settings has for a layer, or that of layers without one in it."""
+    return next((value for name, value in (numbers or {}).items() if _is_named(layer, name)), of_others)
+
+
 def _is_named(layer: str, pattern: str) -> bool:
-    """Whether a layer is meant by a key of peft's `alpha_pattern`, a name or its end; patterns proper are refused."""
+    """Whether a layer is meant by a key of peft's patterns, a name or its end; patterns proper are refused."""
     name = pattern.removeprefix("^")
     if not re.fullmatch(r"[\w.-]+", name):
-        problem = f"its header has alphas for layers by a pattern, {pattern!r}, and only names are read"
+        problem = f"its header has alphas or ranks for layers by a pattern, {pattern!r}, and only names are read"
         raise UserError(problem, code="lora-unreadable", remedy="name another file")
     return layer == name or (name == pattern and layer.endswith(f".{name}"))
 
