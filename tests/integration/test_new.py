@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shlex
 import tomllib
 from pathlib import Path
@@ -23,6 +24,7 @@ from reelworks.core.shape import Geometry
 from reelworks.data.buckets import propose
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.loader import decode_requests
+from reelworks.data.loader.left_out import by_reason
 from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
 from reelworks.models import registry
@@ -30,6 +32,7 @@ from reelworks.quickstart import recipe_lines
 from reelworks.quickstart.request import FootageRequest
 from reelworks.quickstart.survey import PLACEHOLDER, PLACEHOLDER_CLIPS, FolderSurvey
 from reelworks.quickstart.trained_sizes import TrainedSizes
+from reelworks.training.plan import rejections
 from reelworks.training.recipe import recipe_file, toml_writer
 from reelworks.training.recipe.dataset import RecipeData
 
@@ -268,12 +271,44 @@ def test_a_few_thumbnails_do_not_make_all_small_and_are_named() -> None:
         for found in (few, all_)
     ]
     assert sizes[0] == sizes[1]
-    assert TrainedSizes.choose(preset, few).remarks == ()
-    of_pictures, of_clips = TrainedSizes.choose(preset, all_).remarks
+    assert [small.remarks() for small in TrainedSizes.choose(preset, few).small] == [[], []]
+    (of_pictures,), (of_clips,) = (small.remarks() for small in TrainedSizes.choose(preset, all_).small)
     assert of_pictures.startswith("3 of 23 pictures are smaller than")
     assert of_pictures.endswith("p20 (128 × 96), p21 (128 × 96), p22 (128 × 96)")
     assert of_clips.startswith("2 of 10 clips are smaller than")
     assert of_clips.endswith("v8 (256 × 144), v9 (256 × 144)")
+
+
+def test_what_is_said_of_a_picture_is_what_the_plan_of_the_recipe_does_with_it() -> None:
+    """One that fits no bucket, or that cannot be read, is left out with its reason; a small one is enlarged."""
+    folder = pictures("mixed", count=6)
+    Image.new("RGB", (24, 16)).save(folder / "small.png")
+    Image.new("RGB", (4000, 8)).save(folder / "wide.png")
+    (folder / "broken.png").write_bytes(b"no picture")
+    told = " ".join(
+        reelworks("new", "lora", "--model", "wan-tiny", "--data", "mixed", "--trigger", "cup", "-o", "m.toml").split()
+    )
+    plan = RecipeData.open(recipe_file.load(Path("m.toml")))
+    left_out = rejections.named(plan, by_reason(*plan.assignment(0)))
+    assert {reason: [clip.path for clip in clips] for reason, clips in left_out.items()} == {
+        "unreadable": ["mixed/broken.png"],
+        "no_bucket": ["mixed/wide.png"],
+    }
+    assert re.search(
+        r"1 of 8 pictures is smaller than .* enlarged or cropped, .* mixed/small\.png \(24 × 16\) left out:", told
+    )
+    assert re.search(r"left out: mixed/broken\.png \(unreadable: .*\), mixed/wide\.png \(no_bucket: .*4000 × 8", told)
+
+
+def test_a_folder_of_nothing_that_can_be_trained_is_told_as_such() -> None:
+    """In words of the command, which has no buckets."""
+    Path("alone").mkdir()
+    Image.new("RGB", (4000, 8)).save("alone/wide.png")
+    told = reelworks("new", "lora", "--model", "wan-tiny", "--data", "alone", "--trigger", "cup", "-o", "m.toml")
+    problem, remedy = told.split("remedy:")
+    assert "--data = 'alone': nothing in it can be trained: alone/wide.png (no_bucket: 1 frame of 4000 × 8" in problem
+    assert "bucket" not in remedy
+    assert not Path("m.toml").exists()
 
 
 def test_clips_of_a_length_that_the_model_takes_keep_all_their_frames() -> None:

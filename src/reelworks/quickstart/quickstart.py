@@ -13,12 +13,14 @@ import numpy as np
 from reelworks.core import device_memory, files, gpus, machine, requests, toml, units
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.gpus import Gpu
+from reelworks.data.buckets.assign import Reason
 from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.catalog.scan import scan
 from reelworks.data.catalog.scan.scan import ScanProgress
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.loader.catalog_view import companion_sources
+from reelworks.data.loader.left_out import by_reason
 from reelworks.data.run.folder import RunFolder
 from reelworks.models import registry
 from reelworks.models.config import ModelConfig
@@ -30,7 +32,7 @@ from reelworks.quickstart.trained_sizes import TrainedSizes
 from reelworks.training.memory import measurements, memory_presets
 from reelworks.training.memory.memory import Estimate
 from reelworks.training.memory.memory_presets import MemoryPlan
-from reelworks.training.plan import plan_forecast
+from reelworks.training.plan import plan_forecast, rejections
 from reelworks.training.preflight import stage_forecast
 from reelworks.training.recipe import recipe_file, toml_writer, validation
 from reelworks.training.recipe.dataset import RecipeData
@@ -144,9 +146,13 @@ def make(request: NewLoraRequest, on_progress: Callable[[ScanProgress], None] | 
     footage = _Footage.survey(request, on_progress)
     drafted = _choose(request, footage)
     gpu = request.named_gpu or gpus.here() or gpus.USUAL
-    lines, length = _with_length(request, drafted, gpu)
+    lines, length, left_out = _with_length(request, drafted, gpu)
     text = _with_overrides(lines, request, footage.found)
     remarks = [*footage.remarks, *drafted.sizes.remarks]
+    for small in drafted.sizes.small:
+        remarks += small.remarks(left_out)
+    if left_out:
+        remarks.append(f"left out: {first_few([*left_out.values()])}")
     if not registry.PRESETS[request.preset].release:
         remarks.append(f"{request.preset} starts from fresh weights and is meant for experiments")
     if request.weights is not None and file_facts.has_text_encoders(request.weights):
@@ -277,15 +283,28 @@ def _choose(request: NewLoraRequest, footage: _Footage) -> _Draft:
     return draft
 
 
-def _with_length(request: NewLoraRequest, draft: _Draft, gpu: Gpu) -> tuple[list[Line], tuple[int, float]]:
-    """Return the lines with the settings that save memory, and the length that follows from the first epoch: steps and seconds."""
+def _with_length(
+    request: NewLoraRequest, draft: _Draft, gpu: Gpu
+) -> tuple[list[Line], tuple[int, float], dict[str, str]]:
+    """Return the lines with the settings that save memory, and what follows from the first epoch.
+
+    That is the length, in steps and seconds of each, and the clips that are left out, each with a text by its name.
+    """
     lines = draft.lines
     for tier in draft.choice.tiers:
         lines = recipe_lines.with_setting(lines, Line(f"[{tier.table}]", tier.key, tier.value, tier.why))
     lora = draft.choice.recipe.lora
     if lora is not None and lora.base is None:  # codes do not go with all settings
         lines = [line for line in lines if (line.table, line.key) != ("[lora]", "base")]
-    clips, showings = _first_epoch(_read(lines, request.path, request.overrides), bool(request.data))
+    clips, showings, left_out = _first_epoch(_read(lines, request.path, request.overrides), bool(request.data))
+    if left_out and not clips:
+        raise UserError(
+            f"nothing in it can be trained: {first_few([*left_out.values()])}",
+            code="empty-epoch",
+            field="--data",
+            value=", ".join(map(str, request.data)),
+            remedy="repair, crop or replace these files, or give another folder",
+        )
     if clips and request.steps is None:  # clips that no epoch trains are not counted
         epochs = recipe_lines.epochs_line(clips, showings)
         lines = [epochs if line.key == "max_epochs" else line for line in lines]
@@ -296,7 +315,7 @@ def _with_length(request: NewLoraRequest, draft: _Draft, gpu: Gpu) -> tuple[list
     else:
         length = _placeholder_length(recipe, draft.choice.estimate, gpu)
     interval = recipe_lines.save_interval(length[0])
-    return [replace(line, value=interval) if line.key == "every_steps" else line for line in lines], length
+    return [replace(line, value=interval) if line.key == "every_steps" else line for line in lines], length, left_out
 
 
 def _read(lines: Sequence[Line], path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -354,9 +373,18 @@ def _vram_bytes(request: NewLoraRequest) -> int | None:
     return device_memory.total_bytes(machine.default_device(0))
 
 
-def _first_epoch(recipe: Recipe, scanned: bool) -> tuple[int, int]:
-    """Return the clips of the first epoch and their showings, of which there are more if some are repeated."""
+def _first_epoch(recipe: Recipe, scanned: bool) -> tuple[int, int, dict[str, str]]:
+    """Return the clips of the first epoch and their showings, of which there are more if some are repeated.
+
+    Beside them are those that it leaves out, but for those without a caption, which are counted, and those that the recipe
+    leaves out on purpose.
+    """
     if not scanned:
-        return survey.PLACEHOLDER.clips, survey.PLACEHOLDER.clips
-    entries = RecipeData.open(recipe).entries(0)
-    return len(np.unique(entries.uid)), len(entries.uid)
+        return survey.PLACEHOLDER.clips, survey.PLACEHOLDER.clips, {}
+    data = RecipeData.open(recipe)
+    entries = data.entries(0)
+    found = by_reason(*data.assignment(0))
+    found = [r for r in found if not (r.reason.is_planned or r.reason.is_chosen or r.reason is Reason.NO_CAPTION)]
+    named = rejections.named(data, found)
+    told = {each.path: f"{each.path} ({reason}: {each.detail})" for reason, few in named.items() for each in few}
+    return len(np.unique(entries.uid)), len(entries.uid), told

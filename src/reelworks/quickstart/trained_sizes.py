@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,6 @@ from reelworks.quickstart.survey import FolderSurvey
 _SIDES = (64, 128, 256, 384, 512, 640, 768, 1024)
 _LINES = (64, 144, 240, 360, 480, 720)
 _BULK = 2 / 3  # share of clips that must fill a size; the rest is enlarged
-_SMALL_NAMED = 5
 
 
 def makes_clips(preset: str) -> bool:
@@ -63,6 +62,26 @@ def geometry_of(preset: str) -> Geometry:
     return components.geometry(ModelConfig(name=preset), autoencoder)
 
 
+class SmallClips(NamedTuple):
+    """The clips or pictures that are smaller than a size, or of another shape, with their heights and widths."""
+
+    resolution: str
+    noun: str
+    total: int
+    sizes: dict[str, list[int]]  # by name
+
+    def remarks(self, left_out: Collection[str] = ()) -> list[str]:
+        """Name those that are trained all the same, for people; nothing if there are none."""
+        small = [f"{name} ({w} × {h})" for name, (h, w) in sorted(self.sizes.items()) if name not in left_out]
+        if not small:
+            return []
+        verb = "is" if len(small) == 1 else "are"
+        return [
+            f"{len(small)} of {self.total} {self.noun} {verb} smaller than {self.resolution} or of another shape and will be "
+            f"enlarged or cropped, and the model learns their blur; replace or remove them if it should not: {first_few(small)}"
+        ]
+
+
 class _Size(NamedTuple):
     """A size for clips or pictures, the reason for it, and the mask of those that are smaller."""
 
@@ -85,19 +104,10 @@ class _Size(NamedTuple):
         nearly = f" or nearly do, and are enlarged by up to {1 / FILLS - 1:.0%} in area" * (native < reach[chosen])
         return cls(steps.names[chosen], f"{who} {noun} fill it{nearly}{last}", highest < chosen)
 
-    def remark(self, names: Sequence[str], sizes: NDArray[np.int64], noun: str) -> list[str]:
-        """Name the smaller ones, with their heights and widths, for people; nothing if there are none."""
-        small = sorted(np.flatnonzero(self.small).tolist(), key=names.__getitem__)
-        if not small:
-            return []
-        named = [f"{names[i]} ({sizes[i, 1]} × {sizes[i, 0]})" for i in small[:_SMALL_NAMED]]
-        named += [f"{len(small) - len(named)} more"] * (len(small) > len(named))
-        verb = "is" if len(small) == 1 else "are"
-        return [
-            f"{len(small)} of {len(sizes)} {noun} {verb} smaller than {self.resolution} or of another shape and will be "
-            f"enlarged or cropped, and the model learns their blur; replace or remove them if it should not: "
-            + ", ".join(named)
-        ]
+    def smaller(self, names: Sequence[str], sizes: NDArray[np.int64], noun: str) -> SmallClips:
+        """Return the smaller ones of some heights and widths."""
+        small = np.flatnonzero(self.small).tolist()
+        return SmallClips(self.resolution, noun, len(sizes), {names[i]: sizes[i].tolist() for i in small})
 
 
 class TrainedSizes(NamedTuple):
@@ -111,24 +121,25 @@ class TrainedSizes(NamedTuple):
     several: tuple[str, ...] = ()
     why_several: str = ""
     remarks: tuple[str, ...] = ()
+    small: tuple[SmallClips, ...] = ()
 
     @classmethod
     def choose(cls, preset: str, found: FolderSurvey) -> TrainedSizes:
         """Choose one size for pictures and one for clips; raises `UserError` if the model takes neither."""
         of_pictures: tuple[tuple[str, str], ...] = ()
         of_clips: tuple[tuple[str, str], ...] = ()
-        remarks = list[str]()
+        small = list[SmallClips]()
         if len(found.pictures):
             _require_pictures(preset, found)
             size = _Size.of_bulk(_ladder(preset, clips=False), found.pictures, "pictures")
             of_pictures = ((size.resolution, size.why),)
-            remarks += size.remark(found.picture_names, found.pictures, "pictures")
+            small.append(size.smaller(found.picture_names, found.pictures, "pictures"))
         if len(found.videos):
             _require_clips(preset, found)
             size = _Size.of_bulk(_ladder(preset, clips=True), found.videos[:, 1:], "clips")
             of_clips = ((size.resolution, size.why),)
-            remarks += size.remark(found.video_names, found.videos[:, 1:], "clips")
-        return cls(of_pictures, of_clips, remarks=tuple(remarks))
+            small.append(size.smaller(found.video_names, found.videos[:, 1:], "clips"))
+        return cls(of_pictures, of_clips, small=tuple(small))
 
     @classmethod
     def given(cls, found: FolderSurvey, resolutions: Sequence[str]) -> TrainedSizes:
@@ -170,16 +181,14 @@ class TrainedSizes(NamedTuple):
             (name, why_alone if name == alone else "the model was released for it too") for name in reversed(filled)
         )
         small = _Size(largest, "", highest < steps.names.index(largest))
-        remarks = [
-            f"each {noun} is trained at {' and '.join(filled)}: {why}; --resolution {alone} trains at that alone",
-            *small.remark(found.video_names if clips else found.picture_names, heights_widths, f"{noun}s"),
-        ]
+        remark = f"each {noun} is trained at {' and '.join(filled)}: {why}; --resolution {alone} trains at that alone"
         return TrainedSizes(
             () if clips else each,
             each if clips else (),
             tuple(filled),
             f"each {noun} is trained at {both} in an epoch: {why}",
-            tuple(remarks),
+            (remark,),
+            (small.smaller(found.video_names if clips else found.picture_names, heights_widths, f"{noun}s"),),
         )
 
 
