@@ -271,8 +271,8 @@ def test_a_few_thumbnails_do_not_make_all_small_and_are_named() -> None:
         for found in (few, all_)
     ]
     assert sizes[0] == sizes[1]
-    assert [small.remarks() for small in TrainedSizes.choose(preset, few).small] == [[], []]
-    (of_pictures,), (of_clips,) = (small.remarks() for small in TrainedSizes.choose(preset, all_).small)
+    assert [size.remarks() for size in TrainedSizes.choose(preset, few).filled] == [[], []]
+    (of_pictures,), (of_clips,) = (size.remarks() for size in TrainedSizes.choose(preset, all_).filled)
     assert of_pictures.startswith("3 of 23 pictures are smaller than")
     assert of_pictures.endswith("p20 (128 × 96), p21 (128 × 96), p22 (128 × 96)")
     assert of_clips.startswith("2 of 10 clips are smaller than")

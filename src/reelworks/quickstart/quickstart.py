@@ -146,11 +146,11 @@ def make(request: NewLoraRequest, on_progress: Callable[[ScanProgress], None] | 
     footage = _Footage.survey(request, on_progress)
     drafted = _choose(request, footage)
     gpu = request.named_gpu or gpus.here() or gpus.USUAL
-    lines, length, left_out = _with_length(request, drafted, gpu)
+    lines, length, left_out = _finished(request, drafted, gpu)
     text = _with_overrides(lines, request, footage.found)
     remarks = [*footage.remarks, *drafted.sizes.remarks]
-    for small in drafted.sizes.small:
-        remarks += small.remarks(left_out)
+    for size in drafted.sizes.filled:
+        remarks += size.remarks(left_out)
     if left_out:
         remarks.append(f"left out: {first_few([*left_out.values()])}")
     if not registry.PRESETS[request.preset].release:
@@ -283,9 +283,7 @@ def _choose(request: NewLoraRequest, footage: _Footage) -> _Draft:
     return draft
 
 
-def _with_length(
-    request: NewLoraRequest, draft: _Draft, gpu: Gpu
-) -> tuple[list[Line], tuple[int, float], dict[str, str]]:
+def _finished(request: NewLoraRequest, draft: _Draft, gpu: Gpu) -> tuple[list[Line], tuple[int, float], dict[str, str]]:
     """Return the lines with the settings that save memory, and what follows from the first epoch.
 
     That is the length, in steps and seconds of each, and the clips that are left out, each with a text by its name.
@@ -364,13 +362,9 @@ def _with_companions(
 
 
 def _vram_bytes(request: NewLoraRequest) -> int | None:
-    if request.vram_gb is not None:
-        return int(request.vram_gb * 1e9)
-    if request.named_gpu is not None:
-        return int(request.named_gpu.memory_gb * 1e9)
-    if not machine.has_gpu():
-        return None
-    return device_memory.total_bytes(machine.default_device(0))
+    if (gigabytes := request.vram_gb or (request.named_gpu and request.named_gpu.memory_gb)) is not None:
+        return int(gigabytes * 1e9)
+    return device_memory.total_bytes(machine.default_device(0)) if machine.has_gpu() else None
 
 
 def _first_epoch(recipe: Recipe, scanned: bool) -> tuple[int, int, dict[str, str]]:

@@ -215,13 +215,12 @@ def objective_lines(preset: str, known: Release, weights: str | None) -> list[Li
     shift = known.timestep_shift
     why = "above 1: more training at much noise, where large pictures are decided" if shift != 1.0 else "none"
     lines = [Line("[objective]", "timestep_shift", shift, why)]
-    if (guidance := components.conditioning(ModelConfig(name=preset)).guidance) != "classifier-free":
-        guide = "an input of this network" if guidance == "embedded" else "by a second network"
-        why = f"guidance is {guide}, which needs no dropped captions"
-        lines += [Line("[objective]", "caption_dropout", 0.0, why)]
-    elif registry.PRESETS[preset].sampling.guidance_scale == 1.0:
-        why = "this model draws without guidance, which needs no dropped captions"
-        lines += [Line("[objective]", "caption_dropout", 0.0, why)]
+    guides = {"embedded": "guidance is an input of this network", "second-network": "guidance is by a second network"}
+    guided = guides.get(components.conditioning(ModelConfig(name=preset)).guidance)
+    if guided is None and registry.PRESETS[preset].sampling.guidance_scale == 1.0:
+        guided = "this model draws without guidance"
+    if guided is not None:
+        lines += [Line("[objective]", "caption_dropout", 0.0, f"{guided}, which needs no dropped captions")]
     return lines
 
 
@@ -292,7 +291,8 @@ def save_interval(steps: int) -> int:
 def with_setting(lines: Sequence[Line], setting: Line) -> list[Line]:
     """Replace the line of a setting, or add it at the end of its table."""
     place = (setting.table, setting.number)
-    if any((line.table, line.number, line.key) == (*place, setting.key) for line in lines):
-        return [setting if (line.table, line.number, line.key) == (*place, setting.key) else line for line in lines]
+    changed = [setting if (line.table, line.number, line.key) == (*place, setting.key) else line for line in lines]
+    if setting in changed:
+        return changed
     last = max((i for i, line in enumerate(lines) if (line.table, line.number) == place), default=len(lines) - 1)
     return [*lines[: last + 1], setting, *lines[last + 1 :]]

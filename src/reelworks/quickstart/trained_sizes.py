@@ -62,35 +62,21 @@ def geometry_of(preset: str) -> Geometry:
     return components.geometry(ModelConfig(name=preset), autoencoder)
 
 
-class SmallClips(NamedTuple):
-    """The clips or pictures that are smaller than a size, or of another shape, with their heights and widths."""
+class Size(NamedTuple):
+    """A size for some clips or pictures, the reason for it, and those that are smaller or of another shape.
 
-    resolution: str
-    noun: str
-    total: int
-    sizes: dict[str, list[int]]  # by name
-
-    def remarks(self, left_out: Collection[str] = ()) -> list[str]:
-        """Name those that are trained all the same, for people; nothing if there are none."""
-        small = [f"{name} ({w} × {h})" for name, (h, w) in sorted(self.sizes.items()) if name not in left_out]
-        if not small:
-            return []
-        verb = "is" if len(small) == 1 else "are"
-        return [
-            f"{len(small)} of {self.total} {self.noun} {verb} smaller than {self.resolution} or of another shape and will be "
-            f"enlarged or cropped, and the model learns their blur; replace or remove them if it should not: {first_few(small)}"
-        ]
-
-
-class _Size(NamedTuple):
-    """A size for clips or pictures, the reason for it, and the mask of those that are smaller."""
+    Attributes:
+        small: Their heights and widths by name.
+    """
 
     resolution: str
     why: str
-    small: NDArray[np.bool_]
+    noun: str
+    total: int
+    small: dict[str, list[int]]
 
     @classmethod
-    def of_bulk(cls, steps: Ladder, sizes: NDArray[np.int64], noun: str) -> _Size:
+    def of_bulk(cls, steps: Ladder, names: Sequence[str], sizes: NDArray[np.int64], noun: str) -> Size:
         """Choose the largest size that the bulk of heights and widths fills: few thumbnails must not make all small.
 
         A clip of nearly the area of a size fills it, since it is enlarged by a few percent.
@@ -102,18 +88,29 @@ class _Size(NamedTuple):
         last = ", and the model was released for it" if chosen == len(reach) - 1 else "; the next larger fewer do"
         native = float((steps.highest(sizes[:, 0], sizes[:, 1]) >= chosen).mean())
         nearly = f" or nearly do, and are enlarged by up to {1 / FILLS - 1:.0%} in area" * (native < reach[chosen])
-        return cls(steps.names[chosen], f"{who} {noun} fill it{nearly}{last}", highest < chosen)
+        small = _chosen(names, sizes, highest < chosen)
+        return cls(steps.names[chosen], f"{who} {noun} fill it{nearly}{last}", noun, len(sizes), small)
 
-    def smaller(self, names: Sequence[str], sizes: NDArray[np.int64], noun: str) -> SmallClips:
-        """Return the smaller ones of some heights and widths."""
-        small = np.flatnonzero(self.small).tolist()
-        return SmallClips(self.resolution, noun, len(sizes), {names[i]: sizes[i].tolist() for i in small})
+    def remarks(self, left_out: Collection[str] = ()) -> list[str]:
+        """Name the smaller ones that are trained all the same, for people; nothing if there are none."""
+        small = [f"{name} ({w} × {h})" for name, (h, w) in sorted(self.small.items()) if name not in left_out]
+        verb = "is" if len(small) == 1 else "are"
+        remark = (
+            f"{len(small)} of {self.total} {self.noun} {verb} smaller than {self.resolution} or of another shape and will be "
+            f"enlarged or cropped, and the model learns their blur; replace or remove them if it should not: {first_few(small)}"
+        )
+        return [remark] if small else []
+
+
+def _chosen(names: Sequence[str], sizes: NDArray[np.int64], chosen: NDArray[np.bool_]) -> dict[str, list[int]]:
+    return {names[i]: sizes[i].tolist() for i in np.flatnonzero(chosen).tolist()}
 
 
 class TrainedSizes(NamedTuple):
     """Sizes of the buckets of pictures and of clips with the reason for each, largest first.
 
-    `several` are those at each of which every clip is trained in an epoch, smallest first; none if a clip has one size.
+    `several` are those at each of which every clip is trained in an epoch, smallest first; none if a clip has one size. `filled`
+    are the sizes that were chosen by what fills them.
     """
 
     of_pictures: tuple[tuple[str, str], ...] = ()
@@ -121,25 +118,22 @@ class TrainedSizes(NamedTuple):
     several: tuple[str, ...] = ()
     why_several: str = ""
     remarks: tuple[str, ...] = ()
-    small: tuple[SmallClips, ...] = ()
+    filled: tuple[Size, ...] = ()
 
     @classmethod
     def choose(cls, preset: str, found: FolderSurvey) -> TrainedSizes:
         """Choose one size for pictures and one for clips; raises `UserError` if the model takes neither."""
-        of_pictures: tuple[tuple[str, str], ...] = ()
-        of_clips: tuple[tuple[str, str], ...] = ()
-        small = list[SmallClips]()
+        pictures, clips = list[Size](), list[Size]()
         if len(found.pictures):
             _require_pictures(preset, found)
-            size = _Size.of_bulk(_ladder(preset, clips=False), found.pictures, "pictures")
-            of_pictures = ((size.resolution, size.why),)
-            small.append(size.smaller(found.picture_names, found.pictures, "pictures"))
+            ladder = _ladder(preset, clips=False)
+            pictures.append(Size.of_bulk(ladder, found.picture_names, found.pictures, "pictures"))
         if len(found.videos):
             _require_clips(preset, found)
-            size = _Size.of_bulk(_ladder(preset, clips=True), found.videos[:, 1:], "clips")
-            of_clips = ((size.resolution, size.why),)
-            small.append(size.smaller(found.video_names, found.videos[:, 1:], "clips"))
-        return cls(of_pictures, of_clips, small=tuple(small))
+            ladder = _ladder(preset, clips=True)
+            clips.append(Size.of_bulk(ladder, found.video_names, found.videos[:, 1:], "clips"))
+        of_pictures, of_clips = (tuple((size.resolution, size.why) for size in sizes) for sizes in (pictures, clips))
+        return cls(of_pictures, of_clips, filled=(*pictures, *clips))
 
     @classmethod
     def given(cls, found: FolderSurvey, resolutions: Sequence[str]) -> TrainedSizes:
@@ -180,7 +174,8 @@ class TrainedSizes(NamedTuple):
         each = tuple(
             (name, why_alone if name == alone else "the model was released for it too") for name in reversed(filled)
         )
-        small = _Size(largest, "", highest < steps.names.index(largest))
+        paths = found.video_names if clips else found.picture_names
+        small = _chosen(paths, heights_widths, highest < steps.names.index(largest))
         remark = f"each {noun} is trained at {' and '.join(filled)}: {why}; --resolution {alone} trains at that alone"
         return TrainedSizes(
             () if clips else each,
@@ -188,7 +183,7 @@ class TrainedSizes(NamedTuple):
             tuple(filled),
             f"each {noun} is trained at {both} in an epoch: {why}",
             (remark,),
-            (small.smaller(found.video_names if clips else found.picture_names, heights_widths, f"{noun}s"),),
+            (Size(largest, why, f"{noun}s", len(heights_widths), small),),
         )
 
 

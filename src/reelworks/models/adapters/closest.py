@@ -64,9 +64,8 @@ def _fitting(name: str, sizes: Sizes, of_any_width: bool) -> int:
         if targets := homes.get(spelling):
             place = targets[0].place
             out, *inputs = layers[targets[0].layer].get_parameter("weight").shape
-            own = out * sum(place.heights) // place.heights[place.part]
-            has_widths = rows in (0, own) and columns in (0, math.prod(inputs))
-            count += bool(place.rows_of_parts(rows)) if of_any_width else has_widths
+            if heights := place.rows_of_parts(rows):
+                count += of_any_width or (heights[place.part] in (0, out) and columns in (0, math.prod(inputs)))
     return count
 
 

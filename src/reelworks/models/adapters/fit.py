@@ -164,11 +164,10 @@ def _candidates(tensors: Mapping[str, Tensor], config: LoraConfig) -> Iterator[L
 
 def _linear(kind: AdapterType, layers: Mapping[str, Mapping[str, torch.Size]]) -> dict[str, nn.Linear]:
     """Return linear layers, without numbers, that updates are of; those of rotations of inputs have one output."""
-    linear = {}
-    for layer, kinds in layers.items():
-        rows, columns = kind.shape({name: torch.empty(shape, device="meta") for name, shape in kinds.items()})
-        linear[layer] = nn.Linear(columns, max(rows, 1), device="meta")
-    return linear
+    with torch.device("meta"):
+        tensors = {layer: {k: torch.empty(shape) for k, shape in kinds.items()} for layer, kinds in layers.items()}
+        sides = {layer: kind.shape(kinds) for layer, kinds in tensors.items()}
+        return {layer: nn.Linear(columns, max(rows, 1)) for layer, (rows, columns) in sides.items()}
 
 
 def settings_of_shapes(kind: AdapterType, layers: Mapping[str, Mapping[str, torch.Size]]) -> LoraConfig | None:
