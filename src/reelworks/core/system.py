@@ -194,11 +194,8 @@ def handle_stops(handler: Any) -> dict[signal.Signals, Any]:
 
     That of a closed terminal stays ignored below `nohup`, and those that are not of Python stay.
     """
-    kept = [
-        each
-        for each in STOPS
-        if signal.getsignal(each) in ((None, signal.SIG_IGN) if each.name == "SIGHUP" else (None,))
-    ]
+    former = {each: signal.getsignal(each) for each in STOPS}
+    kept = [each for each, own in former.items() if own is None or (each.name == "SIGHUP" and own == signal.SIG_IGN)]
     return {each: signal.signal(each, handler) for each in STOPS if each not in kept}
 
 

@@ -75,8 +75,11 @@ def test_what_does_not_end_after_a_signal_is_left():
         "    try:\n        os.kill(os.getpid(), signal.SIGTERM)\n        time.sleep(60)\n"
         "    finally:\n        time.sleep(60)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], timeout=50, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], timeout=50, check=False, capture_output=True, encoding="utf-8"
+    )
     assert done.returncode == 75
+    assert "the same command goes on" in done.stdout
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

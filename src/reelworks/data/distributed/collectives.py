@@ -64,19 +64,13 @@ def world_size() -> int:
 
 @contextmanager
 def patience() -> Iterator[None]:
-    """Let `wait` last for days while this is open, instead of the default group's timeout. Collective."""
+    """Let `on_first` last for days while this is open, instead of the default group's timeout. Collective."""
     global _patient
     _patient = dist.new_group(backend="gloo", timeout=timedelta(days=7))
     try:
         yield
     finally:
         _patient = None
-
-
-def wait() -> None:
-    """Wait for all ranks however long one takes, as during a first scan; hangs are not detected. Collective."""
-    if _patient is not None:
-        dist.barrier(_patient)
 
 
 def gather(value: Any) -> list[Any]:
@@ -112,14 +106,15 @@ def each(work: Callable[[], T]) -> T:
 def on_first(work: Callable[[], T]) -> T:
     """Call `work` on rank 0 alone and return its result on every rank. Collective; raises as `on_all` does.
 
-    It may take as long as a disk or a network does.
+    While `patience` is open, it may take as long as a disk or a network does.
     """
 
     def alone() -> T | None:
         try:
             return work() if rank() == 0 else None
         finally:
-            wait()
+            if _patient is not None:
+                dist.barrier(_patient)
 
     return cast(T, on_all(alone)[0])
 

@@ -193,8 +193,9 @@ def _load(started: StartedStage, model: TrainedModel) -> tuple[int, checkpointin
         try:
             return checkpointing.restore(info.path, model.state, model.base, adapter, optimizer=optimizer)
         except UserError as error:
-            changes = [line for line in diff.of_recipes(run.folder, info.step, recipe) if line.startswith(_OF_TENSORS)]
-            if error.code == "checkpoint-state-differs" and changes:
+            differs = error.code == "checkpoint-state-differs"
+            lines = diff.of_recipes(run.folder, info.step, recipe) if differs else []
+            if changes := [line for line in lines if line.startswith(_OF_TENSORS)]:
                 remedy = f"set back what its tensors depend on ({'; '.join(changes)}), or train in a run of its own"
                 error.reword(field=error.field, problem=error.problem, remedy=remedy)
             raise

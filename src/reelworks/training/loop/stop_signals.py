@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from reelworks.core import system
+from reelworks.core import system, terminal
 from reelworks.core.log import logger
 from reelworks.training.distributed.launch import EXIT_REQUEUE
 
@@ -43,7 +43,7 @@ class StopSignals(AbstractContextManager["StopSignals"]):
         self.received: list[int] = []
         self._former: dict[signal.Signals, Any] = {}
         self._is_between, self._pid = True, os.getpid()
-        self._end = threading.Timer(_UNWIND_SECONDS, os._exit, [EXIT_REQUEUE])
+        self._end = threading.Timer(_UNWIND_SECONDS, _leave)
         self._end.daemon = True
 
     def __enter__(self) -> Self:
@@ -102,6 +102,11 @@ class StopSignals(AbstractContextManager["StopSignals"]):
                 "Ctrl-C: saves after the next step at the latest, and leaves; press it again to leave at once without a save"
             )
             self._handle_ctrl_c(self._former[signal.SIGINT])
+
+
+def _leave() -> None:
+    terminal.say("stopped while something was waited for that does not end; the same command goes on")
+    os._exit(EXIT_REQUEUE)
 
 
 class StopRequest:
