@@ -38,6 +38,11 @@ def preset_of(draft: ImportDraft) -> Preset:
     return registry.PRESETS[draft.get("model.name")]
 
 
+def is_model(draft: ImportDraft, starts: Sequence[str]) -> bool:
+    """Return whether the name of the draft's model begins in one of some ways."""
+    return str(draft.get("model.name", "")).startswith(tuple(starts))
+
+
 def pictures_only(draft: ImportDraft) -> bool:
     """Return whether the draft's model takes no clips."""
     return preset_of(draft).config.pictures_only

@@ -124,6 +124,14 @@ class ImportDraft:
         line = self._lines.get(_place(self.numbered(key)))
         return default if line is None else line.value
 
+    def beside(self, key: str) -> Any:
+        """Return another setting, with the first number of the own name in place of the `*` in its name."""
+        return self.settings.get(key.replace("*", str(self.numbers[0]), 1) if "*" in key else key)
+
+    def assignment(self, key: str) -> str:
+        """Return the assignment of a dotted key as text."""
+        return f"{key} = {toml_writer.literal(self.get(key))}"
+
     @property
     def is_flow(self) -> bool:
         """Whether the model is trained with rectified flow."""

@@ -1,6 +1,7 @@
 """Guards of rules: when a setting is not taken at all, by what is to be said then.
 
-Each has what a table says, the value and the draft, and returns the outcome at which the rule stops.
+Each has what a table says, the value and the draft, and tells why the rule stops; None if it does not. What the setting becomes then
+is one of `Fate`: that which stands beside the guard, or another one by the word before its name, as in `impossible_needs`.
 """
 
 from __future__ import annotations
@@ -8,68 +9,100 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from reelworks.annexes.imports import datasets
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
-from reelworks.annexes.imports.values import flag, is_on
+from reelworks.annexes.imports.values import flag, is_on, whole_of
 
 Guard = Callable[[Any, Any, ImportDraft], Outcome | None]
+_Stop = Callable[[Any, Any, ImportDraft], str | None]
 
 
-def _same(told: Mapping[str, Sequence[Any]], value: Any, draft: ImportDraft) -> Outcome | None:
-    """Stop at values that mean what happens here anyway, by what that is."""
-    return next(((Fate.DEFAULT, here) for here, values in told.items() if value in values), None)
+def _if(is_stopped: Callable[[Any, ImportDraft], bool]) -> _Stop:
+    """Stop if something holds, whose reason is all that the table says."""
+    return lambda told, value, draft: told if is_stopped(value, draft) else None
 
 
-def _needs(told: Mapping[str, str], value: Any, draft: ImportDraft) -> Outcome | None:
-    """Stop if the recipe lacks one of some keys, by what is to be said then."""
-    return next(((Fate.NO_MEANING, why) for key, why in told.items() if not draft.get(key)), None)
+def _by(is_stopped: Callable[[Any, Any, ImportDraft], bool]) -> _Stop:
+    """Stop at the first reason in the table whose condition holds."""
+    return lambda told, value, draft: next((why for why, of in told.items() if is_stopped(of, value, draft)), None)
 
 
-def _lora(told: Mapping[str, Sequence[str]], value: Any, draft: ImportDraft) -> Outcome | None:
-    """Stop unless the adapter is of some types, by what is to be said then."""
-    return next(((Fate.NO_MEANING, why) for why, types in told.items() if draft.get("lora.type") not in types), None)
+def _needs(told: Mapping[str, str], value: Any, draft: ImportDraft) -> str | None:
+    """Stop if the recipe lacks one of some keys."""
+    return next((why for key, why in told.items() if not draft.get(key)), None)
 
 
-def _with(told: Mapping[str, Mapping[str, Sequence[Any]]], value: Any, draft: ImportDraft) -> Outcome | None:
-    """Stop unless another setting has one of some values, by what is to be said then."""
-    for why, others in told.items():
-        for key, values in others.items():
-            given = draft.settings.get(key)
-            if not any(type(given) is type(each) and given == each for each in values):
-                return Fate.NO_MEANING, why
-    return None
+def _given(told: Mapping[str, str], value: Any, draft: ImportDraft) -> str | None:
+    """Stop if one of some other settings is given, and not off."""
+    return next((why for key, why in told.items() if draft.beside(key)), None)
 
 
-def _by_default(guard: Guard) -> Guard:
-    """Say of what a guard stops that it is the same by default."""
+def _are(wanted: Mapping[str, Sequence[Any]], draft: ImportDraft) -> list[bool]:
+    """Return of other settings whether each has one of some values, of the same type."""
+    given = [(draft.beside(key), values) for key, values in wanted.items()]
+    return [any(type(own) is type(each) and own == each for each in values) for own, values in given]
 
+
+def _became(wanted: Mapping[str, Sequence[Any]], draft: ImportDraft) -> list[bool]:
+    """Return of keys of the recipe whether each has one of some values."""
+    return [draft.get(key) in values for key, values in wanted.items()]
+
+
+_OFF: tuple[Any, ...] = (None, False, 0, "", [], "false", "False", "none", "None")
+_STOPS: dict[str, tuple[Fate, _Stop]] = {
+    # A switch that is off: by its truth, in any spelling of a command line, or as a switch and nothing else.
+    "off": (Fate.DEFAULT, _if(lambda value, draft: not value)),
+    "zero": (Fate.DEFAULT, _if(lambda value, draft: value in _OFF)),
+    "not_on": (Fate.DEFAULT, _if(lambda value, draft: not is_on(value))),
+    "flag": (Fate.DEFAULT, _if(lambda value, draft: not flag(value))),
+    "unset": (Fate.DEFAULT, _if(lambda value, draft: value is None)),
+    # Values that mean what happens here anyway; all values but some; numbers below a whole one.
+    "same": (Fate.DEFAULT, _by(lambda values, value, draft: value in values)),
+    "unlike": (Fate.DEFAULT, _by(lambda values, value, draft: value not in values)),
+    "below": (Fate.DEFAULT, _by(lambda least, value, draft: whole_of(value) < least)),
+    # Models of another objective, of pictures, without given frames; those whose names begin otherwise, or so.
+    "flow": (Fate.NO_MEANING, _if(lambda value, draft: not draft.is_flow)),
+    "diffusion": (Fate.NO_MEANING, _if(lambda value, draft: draft.is_flow)),
+    "clips": (Fate.NO_MEANING, _if(lambda value, draft: datasets.pictures_only(draft))),
+    "frames": (Fate.NO_MEANING, _if(lambda value, draft: not datasets.conditioning_of(draft).frames)),
+    "models": (Fate.NO_MEANING, _by(lambda starts, value, draft: not datasets.is_model(draft, starts))),
+    "not_models": (Fate.NO_MEANING, _by(lambda starts, value, draft: datasets.is_model(draft, starts))),
+    # What the recipe became: it lacks a key, has another adapter, has other values than some, or has one of some.
+    "needs": (Fate.NO_MEANING, _needs),
+    "lora": (Fate.NO_MEANING, _by(lambda types, value, draft: draft.get("lora.type") not in types)),
+    "not_lora": (Fate.NO_MEANING, _by(lambda types, value, draft: draft.get("lora.type") in types)),
+    "where": (Fate.NO_MEANING, _by(lambda wanted, value, draft: not all(_became(wanted, draft)))),
+    "except": (Fate.NO_MEANING, _by(lambda wanted, value, draft: any(_became(wanted, draft)))),
+    # Another setting, with `*` for the number of the own one: it is given, or off, has other values than some, or one of some.
+    "yields_to": (
+        Fate.NO_MEANING,
+        lambda told, _, draft: None if draft.beside(told) is None else f"{told} decides",
+    ),
+    "belongs_to": (Fate.NO_MEANING, lambda told, _, draft: None if draft.beside(told) else f"it belongs to {told}"),
+    "given": (Fate.NO_MEANING, _given),
+    "with": (Fate.NO_MEANING, _by(lambda wanted, value, draft: not all(_are(wanted, draft)))),
+    "without": (Fate.NO_MEANING, _by(lambda wanted, value, draft: any(_are(wanted, draft)))),
+}
+_WORDS = {
+    "": None,
+    "default_": Fate.DEFAULT,
+    "meaningless_": Fate.NO_MEANING,
+    "impossible_": Fate.NOT_POSSIBLE,
+    "taken_": Fate.TAKEN,
+}
+
+
+def _guard(fate: Fate, stop: _Stop) -> Guard:
     def handle(told: Any, value: Any, draft: ImportDraft) -> Outcome | None:
-        outcome = guard(told, value, draft)
-        return None if outcome is None else (Fate.DEFAULT, outcome[1])
+        why = stop(told, value, draft)
+        return None if why is None else (fate, why)
 
     return handle
 
 
-_OFF: tuple[Any, ...] = (None, False, 0, "", [], "false", "False", "none", "None")
-GUARDS: dict[str, Guard] = {
-    # A switch that is off: by its truth, in any spelling of a command line, or as a switch and nothing else.
-    "off": lambda told, value, draft: None if value else (Fate.DEFAULT, told),
-    "zero": lambda told, value, draft: (Fate.DEFAULT, told) if value in _OFF else None,
-    "not_on": lambda told, value, draft: None if is_on(value) else (Fate.DEFAULT, told),
-    "flag": lambda told, value, draft: None if flag(value) else (Fate.DEFAULT, told),
-    # Models of another objective.
-    "flow": lambda told, value, draft: None if draft.is_flow else (Fate.NO_MEANING, told),
-    "diffusion": lambda told, value, draft: (Fate.NO_MEANING, told) if draft.is_flow else None,
-    # Another setting is given, or off.
-    "yields_to": lambda told, _, draft: (
-        (Fate.NO_MEANING, f"{told} decides") if draft.settings.get(told) is not None else None
-    ),
-    "belongs_to": lambda told, _, draft: (
-        None if draft.settings.get(told) else (Fate.NO_MEANING, f"it belongs to {told}")
-    ),
-    "unset": lambda told, value, _: (Fate.DEFAULT, told) if value is None else None,
-    **{"same": _same, "needs": _needs, "lora": _lora, "with": _with},
-    **{"default_needs": _by_default(_needs), "default_lora": _by_default(_lora), "default_with": _by_default(_with)},
+GUARDS = {
+    f"{word}{name}": _guard(fate or own, stop) for word, fate in _WORDS.items() for name, (own, stop) in _STOPS.items()
 }
 
 

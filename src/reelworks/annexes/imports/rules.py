@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from reelworks.annexes.imports.draft import ImportDraft
-from reelworks.annexes.imports.values import flag, number, number_of, text, whole, whole_of
+from reelworks.annexes.imports.values import MOST, flag, number, number_of, text, whole, whole_of
 from reelworks.models import registry
 
 
@@ -44,12 +44,25 @@ def exact_or_nearest(remark: str, differs: str = "") -> Outcome:
     return (Fate.NOT_POSSIBLE, f"{remark}: {differs}") if differs else (Fate.TAKEN, remark)
 
 
-def to(target: str, none: Any = None) -> Rule:
-    """Copy the value; None and 0 become `none` if that is given.
+def _copied(convert: Callable[[Any], Any]) -> Callable[..., Rule]:
+    """Return a kind that copies values as what they are converted to; None and 0 become `none` if that is given.
 
     In a target, `*` stands for the number in the key's own name, such as that of a dataset.
     """
-    return lambda value, draft: (Fate.TAKEN, draft.set(target, none if none is not None and not value else value))
+
+    def kind(target: str, none: Any = None) -> Rule:
+        return lambda value, draft: (Fate.TAKEN, draft.set(target, convert(value) if value or none is None else none))
+
+    return kind
+
+
+def _said(fate: Fate, form: str = "{}") -> Callable[[str], Rule]:
+    """Return a kind that says the same of any value; `*` at its beginning is as in a target."""
+    return lambda words: lambda value, draft: (fate, draft.numbered(form.format(words)))
+
+
+without_meaning = _said(Fate.NO_MEANING)
+together = _said(Fate.TAKEN, "together with {}")  # with another setting, whose line tells what both are
 
 
 def by_name(target: str, names: Mapping[Any, Any], otherwise: Any, why: str) -> Rule:
@@ -69,39 +82,9 @@ def only(accepted: Sequence[Any], here: str, other: str, *, null: bool = False) 
     return lambda value, draft: (Fate.DEFAULT, here) if value in known else (Fate.NOT_POSSIBLE, other)
 
 
-def without_meaning(why: str) -> Rule:
-    """Ignore a key whose value makes no difference."""
-    return lambda value, draft: (Fate.NO_MEANING, why)
-
-
-def read_with(key: str) -> Rule:
-    """Ignore a key that the rule of another one reads."""
-    return without_meaning(f"read with {key}")
-
-
-def taken(remark: str) -> Rule:
-    """Report a key that is taken with others; `*` in the remark is as in the target of `to`."""
-    return lambda value, draft: (Fate.TAKEN, draft.numbered(remark))
-
-
-def together(name: str) -> Rule:
-    """Report a setting that is read with another one, whose line tells what both are."""
-    return taken(f"together with {name}")
-
-
-def to_fill_in(remark: str) -> Rule:
-    """Report a value that only the user knows."""
-    return lambda value, draft: (Fate.TO_FILL_IN, remark)
-
-
 def switched(on: str, off: str) -> Rule:
     """Report a switch that says what is read of the config."""
     return lambda value, draft: (Fate.TAKEN, on if value else off)
-
-
-def copied(target: str) -> Rule:
-    """Copy a text, whatever it is."""
-    return lambda value, draft: (Fate.TAKEN, draft.set(target, str(value)))
 
 
 def fixed(target: str, value: Any, note: str = "") -> Rule:
@@ -109,9 +92,9 @@ def fixed(target: str, value: Any, note: str = "") -> Rule:
     return lambda own, draft: (Fate.TAKEN, draft.set(target, value) + note)
 
 
-def decimal(target: str, none: float | None = None) -> Rule:
-    """Copy a number as one with a decimal point; None and 0 become `none` if that is given."""
-    return lambda value, draft: (Fate.TAKEN, draft.set(target, float(value) if value or none is None else none))
+def has(keys: Sequence[str]) -> Rule:
+    """Tell what the recipe has already."""
+    return lambda value, draft: (Fate.TAKEN, ", ".join(map(draft.assignment, keys)))
 
 
 def each(*parts: Rule) -> Rule:
@@ -129,34 +112,31 @@ def each(*parts: Rule) -> Rule:
     return handle
 
 
-def guidance(target: str) -> Rule:
-    """Copy a guidance scale; less than 1 is none."""
-    return lambda value, draft: (Fate.TAKEN, draft.set(target, max(float(value), 1.0)))
-
-
-def impossible(what_to_do: str, unless: Sequence[Any] | None = None, *, null: bool = False) -> Rule:
+def impossible(what_to_do: str, unless: Sequence[Any] = _OFF, *, null: bool = False) -> Rule:
     """Report a feature that is not there, with what to do instead, unless it is off."""
-    off = _OFF if unless is None else [*unless, *([None] if null else [])]
-    return lambda value, draft: (Fate.DEFAULT, "off") if value in off else (Fate.NOT_POSSIBLE, what_to_do)
+    return only(unless, "off", what_to_do, null=null)
 
 
-def amount(target: str, low: float = 0.0, high: float = math.inf, none: Any = None) -> Rule:
-    """Take a number within a range; None and 0 become `none` if that is given."""
+def amount(
+    target: str,
+    low: float = 0.0,
+    high: float = math.inf,
+    none: Any = None,
+    most: float = math.inf,
+    read: Callable[..., float] = number,
+) -> Rule:
+    """Take a number within a range, and `most` for a larger one; None and 0 become `none` if that is given."""
 
     def handle(value: Any, draft: ImportDraft) -> Outcome:
-        taken = none if none is not None and value in (None, 0) else number(value, low, high)
-        return Fate.TAKEN, draft.set(target, taken)
+        is_none = none is not None and value in (None, 0)
+        return Fate.TAKEN, draft.set(target, none if is_none else min(read(value, low, high), most))
 
     return handle
 
 
-def count(target: str, low: int = 1, none: Any = None) -> Rule:
+def count(target: str, low: int = 1, high: int = MOST, none: Any = None) -> Rule:
     """Take a whole number, likewise."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        return Fate.TAKEN, draft.set(target, none if none is not None and value in (None, 0) else whole(value, low))
-
-    return handle
+    return amount(target, low, high, none, read=whole)
 
 
 def switch(target: str, on: Any = True, off: Any = False) -> Rule:
@@ -241,9 +221,17 @@ def word(target: str) -> Rule:
 
 
 KINDS: dict[str, Callable[..., Rule]] = {
-    kind.__name__: kind
-    for kind in (
-        *(to, by_name, only, without_meaning, read_with, taken, together, to_fill_in, switched, impossible, copied),
-        *(fixed, decimal, guidance, amount, count, switch, passes, place, within, counted, word),
-    )
+    "to": _copied(lambda value: value),
+    "copied": _copied(str),
+    "decimal": _copied(float),
+    "guidance": _copied(lambda value: max(float(value), 1.0)),  # less than 1 is none
+    **{"without_meaning": without_meaning, "read_with": _said(Fate.NO_MEANING, "read with {}")},
+    **{"taken": _said(Fate.TAKEN), "together": together, "to_fill_in": _said(Fate.TO_FILL_IN)},
+    **{
+        kind.__name__: kind
+        for kind in (
+            *(by_name, only, switched, impossible, fixed, has, amount, count, switch, passes, place, within),
+            *(counted, word),
+        )
+    },
 }

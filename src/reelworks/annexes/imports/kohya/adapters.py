@@ -16,7 +16,6 @@ from reelworks.models.adapters.config import LoraConfig
 
 # Algorithms of LyCORIS and modules of the trainers, and the types here; others have LoRA as the nearest.
 _ALGORITHMS: dict[str, str] = tables.table("kohya", "names")["adapters"]
-_FULL = 100_000  # of LyCORIS's dimension from which on a LoKr's factor is a full matrix
 
 
 def trains_adapter(draft: ImportDraft, script: str) -> bool:
@@ -53,20 +52,8 @@ def begin(draft: ImportDraft, targets: Any, why: str) -> Outcome:
     return Fate.TAKEN, remark
 
 
-def _is(draft: ImportDraft, *types: str) -> bool:
-    return draft.get("lora.type") in types
-
-
-def _rank(value: Any, draft: ImportDraft) -> Outcome:
-    if _is(draft, "oft"):
-        return Fate.NOT_POSSIBLE, "the blocks of OFT have one size: lora.block_size"
-    if value is None:
-        value = 4
-    return rules.within("lora.rank", 1, _FULL, whole=True)(value, draft)
-
-
 def _alpha(value: Any, draft: ImportDraft) -> Outcome:
-    if _is(draft, "oft"):
+    if draft.get("lora.type") == "oft":
         return Fate.NO_MEANING, "OFT has no scale"
     alpha = number_of(1 if value is None else value)
     if alpha == 0:
@@ -74,33 +61,6 @@ def _alpha(value: Any, draft: ImportDraft) -> Outcome:
     if is_on(draft.settings.get("network_args.rs_lora")):
         alpha *= math.sqrt(whole_of(draft.get("lora.rank", 4)))
     return rules.within("lora.alpha", above=True)(alpha, draft)
-
-
-def _dropout(value: Any, draft: ImportDraft) -> Outcome:
-    if _is(draft, "oft"):
-        return Fate.NOT_POSSIBLE, "OFT has no dropout"
-    return rules.within("lora.dropout", 0, 0.99)(value, draft)
-
-
-def _factor(value: Any, draft: ImportDraft) -> Outcome:
-    factor = whole_of(value)
-    if factor < 1:
-        return Fate.DEFAULT, "both factors are as near in size as possible"
-    return Fate.TAKEN, draft.set("lora.decompose_factor", factor)
-
-
-def _dora(value: Any, draft: ImportDraft) -> Outcome:
-    if not _is(draft, "lora"):
-        return Fate.NOT_POSSIBLE, "only LoRA has magnitudes of its own (DoRA)"
-    return Fate.TAKEN, draft.set("lora.dora", True)
-
-
-def _weights(value: Any, draft: ImportDraft) -> Outcome:
-    if value and draft.get("model.experts") == "both":
-        return Fate.NOT_POSSIBLE, "a LoRA belongs to one of two networks: train them one by one, with model.experts"
-    if draft.get("lora.type") is None:
-        return Fate.NO_MEANING, "no network is trained beside the model"
-    return rules.word("lora.weights")(value, draft)
 
 
 def _lycoris_preset(value: Any, draft: ImportDraft) -> Outcome:

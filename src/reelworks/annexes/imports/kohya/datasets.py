@@ -52,14 +52,6 @@ def _root(name: str) -> str | None:
     return None if root == "/" or not folders or any(".." in folder.split("/") for folder in folders) else root
 
 
-def repeats(value: Any, draft: ImportDraft) -> Outcome:
-    """Take the number of times that a clip is trained in an epoch."""
-    times = whole_of(value)
-    if times < 1:
-        return Fate.TAKEN, "the folder is left out, as there"
-    return Fate.TAKEN, draft.set("dataset.*.repeats", times)
-
-
 def caption_extension(value: Any, draft: ImportDraft) -> Outcome:
     """Accept the endings of caption files that are read here."""
     ending = f".{str(value).lstrip('.')}"

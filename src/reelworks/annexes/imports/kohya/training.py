@@ -69,8 +69,6 @@ def rate(value: Any, draft: ImportDraft) -> Outcome:
 def _betas(value: Any, draft: ImportDraft) -> Outcome:
     found = value if isinstance(value, list) else re.findall(r"[\d.eE+-]+", str(value))
     betas = [number_of(each) for each in found]
-    if draft.get("train.optimizer") == "adafactor":
-        return Fate.NO_MEANING, "adafactor has none here"
     if len(betas) < 2 or not all(0 <= beta < 1 for beta in betas):
         return Fate.NOT_POSSIBLE, "betas are two numbers from 0 to 1"
     fate, remark = optimizers.betas(betas, draft)
@@ -79,8 +77,6 @@ def _betas(value: Any, draft: ImportDraft) -> Outcome:
 
 def _schedule(value: Any, draft: ImportDraft) -> Outcome:
     name = str(value).partition(":")[0]
-    if draft.get("train.optimizer") == "schedulefree":
-        return Fate.NO_MEANING, "the rate of this optimizer is constant"
     power = draft.settings.get("lr_scheduler_power", 1)
     if name == "polynomial" and power in (1, 1.0, None):
         name = "linear"
@@ -116,11 +112,7 @@ def _warmup(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _least_rate(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.settings.get("lr_scheduler") not in ("cosine_with_min_lr", "warmup_stable_decay"):
-        return Fate.NO_MEANING, "this schedule falls to 0"
     rate = number_of(draft.get("train.learning_rate", 1e-4)) * min(max(number_of(value), 0.0), 1.0)
-    if draft.get("train.learning_rate_schedule") == "constant":
-        return Fate.NOT_POSSIBLE, "a constant rate does not fall"
     return Fate.TAKEN, draft.set("train.final_learning_rate", rate)
 
 
@@ -158,12 +150,6 @@ def _kept_steps(target: str) -> Rule:
     return handle
 
 
-def _tracker(value: Any, draft: ImportDraft) -> Outcome:
-    if value in ("wandb", "all"):
-        return Fate.TAKEN, draft.set("logging.trackers", ["wandb"])
-    return Fate.DEFAULT, "TensorBoard is always written"
-
-
 def _processes(value: Any, draft: ImportDraft) -> Outcome:
     if whole_of(value) <= 1:
         return Fate.DEFAULT, "one process"
@@ -175,24 +161,10 @@ def _swap(value: Any, draft: ImportDraft) -> Outcome:
     return datasets.offload(draft, is_quantised=is_float8 and draft.get("lora.type") is not None)
 
 
-def float8(value: Any, draft: ImportDraft) -> Outcome:
-    """Store the base of a LoRA in 8 bits."""
-    if not is_on(value):
-        return Fate.DEFAULT, "off"
-    if draft.get("lora.type") is None:
-        return Fate.NOT_POSSIBLE, "weights that are trained are not stored in 8 bits"
-    return Fate.TAKEN, draft.set("lora.base", "float8")
-
-
 def _dataset_config(value: Any, draft: ImportDraft) -> Outcome:
     if any(key.startswith("datasets.") for key in draft.settings.values):
         return Fate.NO_MEANING, "it is read too"
     return Fate.UNREAD, "this file is not there, or is no dataset config: give it too, or --data"
-
-
-def impossible(what_to_do: str) -> Rule:
-    """Report a feature that is not there, with what to do instead, unless it is off in any spelling."""
-    return rules.impossible(what_to_do, (None, False, 0, "", [], "false", "False", "none", "None"))
 
 
 _TABLE = tables.table("kohya", "defaults")
@@ -221,18 +193,6 @@ def finish(draft: ImportDraft) -> None:
         draft.remove("train.final_learning_rate")
     if not draft.get("samples.prompts"):
         draft.remove("samples.every_steps")
-
-
-def _eps(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.get("train.optimizer") == "adafactor" or isinstance(value, list):
-        return Fate.NO_MEANING, "adafactor has its own here"
-    return rules.within("train.eps", above=True)(value, draft)
-
-
-def _clipping(value: Any, draft: ImportDraft) -> Outcome:
-    if not number_of(value):
-        return Fate.TAKEN, draft.set("train.max_grad_norm", None)
-    return rules.within("train.max_grad_norm", above=True)(value, draft)
 
 
 def convert(draft: ImportDraft, known: Mapping[str, Rule], defaults: Mapping[str, Any]) -> Iterator[ImportedKey]:

@@ -42,12 +42,6 @@ def _of_density(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.NO_MEANING, "the density of timesteps has it"
 
 
-def _stratified(value: Any, draft: ImportDraft) -> Outcome:
-    if not value or whole_of(value) < 2:
-        return Fate.DEFAULT, "off"
-    return Fate.NOT_POSSIBLE, "each timestep is drawn by itself, from the same density"
-
-
 DEFAULTS: Mapping[str, Any] = training.DEFAULTS
 OF_ADAPTERS: Mapping[str, Any] = {"network_dim": 4, "network_alpha": 1}
 

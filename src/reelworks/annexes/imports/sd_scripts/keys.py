@@ -42,13 +42,7 @@ def of_family(draft: ImportDraft) -> _Family:
     return _FAMILIES.get(family_of(draft), _Family())
 
 
-def _title(draft: ImportDraft) -> str:
-    return "SD 1.5" if family_of(draft) == "sd1.5" else "SDXL"
-
-
 def _sampling(value: Any, draft: ImportDraft) -> Outcome:
-    if family_of(draft) == "sd3":
-        return Fate.NO_MEANING, "SD3 has no such setting: weighting_scheme and training_shift decide"
     return timesteps.sampling(value, draft, default_shift=of_family(draft).shift)
 
 
@@ -78,7 +72,8 @@ def _sd3_density(value: Any, draft: ImportDraft) -> Outcome:
 
 def _bound(value: Any, draft: ImportDraft) -> Outcome:
     if not draft.is_flow and value not in (None, {"min_timestep": 0, "max_timestep": 1000}[draft.key]):
-        return Fate.NOT_POSSIBLE, f"{_title(draft)} is trained at all timesteps"
+        title = "SD 1.5" if family_of(draft) == "sd1.5" else "SDXL"
+        return Fate.NOT_POSSIBLE, f"{title} is trained at all timesteps"
     if not draft.is_flow:
         return Fate.DEFAULT, "all timesteps"
     return timesteps.bound(value, draft, default_sampling=of_family(draft).density)
@@ -86,20 +81,6 @@ def _bound(value: Any, draft: ImportDraft) -> Outcome:
 
 def _of_flow(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.NO_MEANING, "the density of timesteps has it" if draft.is_flow else "only flow matching has it"
-
-
-def _prediction(value: Any, draft: ImportDraft) -> Outcome:
-    if not draft.is_flow or family_of(draft) in ("sd3", "anima"):
-        return Fate.NO_MEANING, "this model has no such setting"
-    if value == "raw":
-        return Fate.DEFAULT, "the network predicts the velocity"
-    return Fate.NOT_POSSIBLE, "the network predicts the velocity, as it was trained to (raw there)"
-
-
-def _guidance(value: Any, draft: ImportDraft) -> Outcome:
-    if family_of(draft) != "flux" or number_of(value) == 1:
-        return Fate.DEFAULT, "guidance is 1 in training"
-    return Fate.NOT_POSSIBLE, "the guidance that the network is told is 1 in training"
 
 
 def _loss(value: Any, draft: ImportDraft) -> Outcome:
@@ -112,22 +93,6 @@ def _loss(value: Any, draft: ImportDraft) -> Outcome:
         Fate.TAKEN,
         f"{draft.set('objective.loss', HUBER[value])}; there the bend is smooth, and the loss twice as large",
     )
-
-
-def _of_huber(rule: Rule) -> Rule:
-    """Use a rule for losses with a bend."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        known = draft.settings.get("loss_type") in HUBER
-        return rule(value, draft) if known else (Fate.NO_MEANING, "loss_type decides")
-
-    return handle
-
-
-def _debiased(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.settings.get("min_snr_gamma"):
-        return Fate.NOT_POSSIBLE, "one weight of a timestep's loss is there: min_snr_gamma is taken"
-    return Fate.TAKEN, draft.set("objective.loss_weighting", "debiased")
 
 
 def draws_captions(draft: ImportDraft) -> bool:
@@ -175,12 +140,6 @@ def _text_rate(value: Any, draft: ImportDraft) -> Outcome:
     return rules.text_rate(value, draft, draft.settings.get("optimizer_type"))
 
 
-def _tokens(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.is_flow:
-        return Fate.NO_MEANING, "T5 has a length of its own"
-    return Fate.NOT_POSSIBLE, f"captions are cut after 77 tokens, the length of {_title(draft)}'s encoders"
-
-
 def _layers_of_clip(rule: Rule) -> Rule:
     """Take the layers that text encoders of SD 1.5 have, and use a rule for others."""
 
@@ -194,16 +153,6 @@ def _layers_of_clip(rule: Rule) -> Rule:
     return handle
 
 
-def _perturbation(value: Any, draft: ImportDraft) -> Outcome:
-    if family_of(draft) == "sd3":
-        return Fate.NO_MEANING, "Stable Diffusion 3 is trained without it there"
-    return rules.within("objective.input_perturbation", most=1)(value, draft)
-
-
-def _zero_snr(value: Any, draft: ImportDraft) -> Outcome:
-    return rules.zero_snr(draft, predicts_v=is_on(draft.settings.get("v_parameterization")))
-
-
 def _masks(value: Any, draft: ImportDraft) -> Outcome:
     if is_on(value) and not any(draft.get(f"dataset.{n}.loss_mask") for n in range(draft.count("dataset"))):
         return Fate.TO_FILL_IN, "masks are pictures in a folder: set dataset.loss_mask"
@@ -212,19 +161,7 @@ def _masks(value: Any, draft: ImportDraft) -> Outcome:
 
 # Of the arguments; those of datasets are in DATASET_DEFAULTS. `timestep_sampling` and others depend on the model.
 DEFAULTS: Mapping[str, Any] = {**training.DEFAULTS, "mixed_precision": "no"}
-OF_ADAPTERS: Mapping[str, Any] = {"network_dim": None, "network_alpha": 1, "network_train_unet_only": False}
-_INSTRUCTION = (  # diffusers.Lumina2Pipeline
-    "You are an assistant designed to generate superior images with the superior degree of image-text alignment based on "
-    "textual prompts or user prompts."
-)
-
-
-def _instruction(value: Any, draft: ImportDraft) -> Outcome:
-    if family_of(draft) != "lumina":
-        return Fate.NO_MEANING, "it belongs to another model"
-    if value == _INSTRUCTION:
-        return Fate.DEFAULT, "captions stand behind it, as in the release's pipeline"
-    return Fate.NOT_POSSIBLE, "captions stand behind the instruction of the release's pipeline"
+OF_ADAPTERS: Mapping[str, Any] = {"network_dim": 4, "network_alpha": 1, "network_train_unet_only": False}
 
 
 def _metadata(value: Any, draft: ImportDraft) -> Outcome:
@@ -262,12 +199,6 @@ def _validation(value: Any, draft: ImportDraft) -> Outcome:
     if not 0 < share < 1:
         return Fate.NOT_POSSIBLE, "no folder is for validation alone: validation.split holds back a share of all"
     return Fate.TAKEN, f"{draft.set('validation.split', share)}, of all datasets"
-
-
-def _conditioning(value: Any, draft: ImportDraft) -> Outcome:
-    if is_on(draft.settings.get("masked_loss")):
-        return Fate.TAKEN, draft.set("dataset.*.loss_mask", str(value))
-    return Fate.NOT_POSSIBLE, "a ControlNet cannot be trained here; with masked_loss, it is dataset.loss_mask"
 
 
 DATASET_DEFAULTS: Mapping[str, Any] = {"caption_dropout_rate": 0.0, "class_tokens": "", "enable_wildcard": False}
