@@ -156,13 +156,6 @@ def passes(target: str) -> Rule:
     return handle
 
 
-def zero_snr(draft: ImportDraft, *, predicts_v: bool) -> Outcome:
-    """Take a last step of pure noise, of which a network that predicts the noise would learn nothing."""
-    if not predicts_v:
-        return Fate.NOT_POSSIBLE, "only for networks that predict v"
-    return Fate.TAKEN, draft.set("objective.zero_terminal_snr", True)
-
-
 def train_texts(draft: ImportDraft) -> Outcome:
     """Train the text encoders with a LoRA, where that is possible."""
     known = registry.TEXT_ENCODERS.get(str(draft.get("text_encoder.name")))

@@ -3,7 +3,7 @@
 Tables are TOML files beside each trainer. A section that is named as a kind of rule lists settings by that kind's one argument, such
 as `[without_meaning]`, where the reasons are; `[rules]` has one setting each: first its guards, such as `off = "no previews"`, then
 the kind with its first argument, and then the others by their names. `code = "steps"` means the function `_steps` of the trainer,
-which is a rule itself, or makes one of the other arguments; `each` has several rules.
+which is a rule itself, or makes one of the other arguments; `each` has several rules, and `cases` one for each pattern of values.
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ def read(folder: str, name: str, *modules: ModuleType) -> dict[str, Rule]:
         more = {key: made(value) if key == "rule" else value for key, value in rest}
         if kind == "impossible" and not more and "off" in content:
             more = {"unless": content["off"], "null": True}
+        if kind == "cases":
+            known = {pattern: made(inner) for pattern, inner in first.items()}
+            return guarded(lambda value, draft: fitting(known, value)(value, draft), guards)
         if kind == "each":
             return guarded(rules.each(*map(made, first)), guards)
         if kind != "code":

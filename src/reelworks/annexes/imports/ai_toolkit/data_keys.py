@@ -92,12 +92,6 @@ def _trigger(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, "dataset.trigger: in place of [trigger] and [name], and before captions without it"
 
 
-def _kept(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.settings.get(f"datasets.{draft.numbers[0]}.shuffle_tokens") is True:
-        return Fate.NO_MEANING, "shuffle_tokens puts all tags into another order"
-    return Fate.TAKEN, draft.set("dataset.*.keep_tags", int(value or 0))
-
-
 def _control(value: Any, draft: ImportDraft) -> Outcome:
     """Give the model the control folders of a dataset as what it takes: sources of edits, or a control."""
     number = draft.numbers[0]
@@ -172,29 +166,11 @@ def _any_flag(key: str, target: str, value: Any) -> Rule:
     return handle
 
 
-def _first_frame(value: Any, draft: ImportDraft) -> Outcome:
-    if datasets.conditioning_of(draft).frames:
-        return Fate.TAKEN, draft.set("objective.mask_ratios.image_head", 1.0)
-    return Fate.NO_MEANING, "the model decides"
-
-
 def _sound(value: Any, draft: ImportDraft) -> Outcome:
     if not datasets.conditioning_of(draft).sound:
         return Fate.NOT_POSSIBLE, f"{draft.get('model.name')} is trained without sound"
     draft.set("sound.missing", "silent", "clips without sound are trained with silence in ai-toolkit")
     return Fate.TAKEN, f'model.name = "{draft.get("model.name")}"'
-
-
-def _of_masks(what_to_do: str) -> Rule:
-    """Report a setting of masks that is not there, in a dataset that has masks."""
-    otherwise = rules.impossible(what_to_do)
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        if not draft.settings.get(f"datasets.{draft.numbers[0]}.mask_path"):
-            return Fate.NO_MEANING, "it belongs to mask_path"
-        return otherwise(value, draft)
-
-    return handle
 
 
 def _repeats(value: Any, draft: ImportDraft) -> Outcome:

@@ -94,6 +94,3 @@ def has_network(settings: FormerSettings) -> bool:
     """Whether a LoRA is trained, and not all weights."""
     return any(key == "network" or key.startswith("network.") for key in settings.values)
 
-
-def _chosen(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.TAKEN, f'model.name = "{draft.get("model.name")}"'

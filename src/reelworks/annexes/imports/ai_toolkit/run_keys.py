@@ -77,15 +77,6 @@ def _output(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set("output", "/".join(parts))
 
 
-def _seed(value: Any, draft: ImportDraft) -> Outcome:
-    return (Fate.TAKEN, draft.set("seed", value)) if value is not None else (Fate.NO_MEANING, "seed = 42 by default")
-
-
 def _previews_of_samples(value: Any, draft: ImportDraft) -> Outcome:
     return (Fate.TAKEN, "samples.prompts") if draft.get("samples.prompts") else _previews(value, draft)
 
-
-def _preview_rate(value: Any, draft: ImportDraft) -> Outcome:
-    if not value or datasets.pictures_only(draft):
-        return Fate.NO_MEANING, "pictures"
-    return Fate.TAKEN, draft.set("samples.fps", float(value))

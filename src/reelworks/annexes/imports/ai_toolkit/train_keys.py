@@ -44,14 +44,6 @@ def interval(target: str) -> Rule:
     return handle
 
 
-def _accumulated(value: Any, draft: ImportDraft) -> Outcome:
-    if value == -1:
-        return Fate.NOT_POSSIBLE, "no step is as long as an epoch: set train.gradient_accumulation_steps to its batches"
-    if value in (None, 0, 1):
-        return Fate.DEFAULT, "1"
-    return Fate.TAKEN, draft.set("train.gradient_accumulation_steps", value)
-
-
 def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
     return tables.fitting(_OPTIMIZERS, str(value).lower()).set(draft, f"{value} in ai-toolkit")
 
@@ -133,12 +125,6 @@ def _guidance(value: Any, draft: ImportDraft) -> Outcome:
     remark = draft.set("objective.target_guidance_scale", scale)
     same = not isinstance(target, list) and not draft.settings.get("train.do_guidance_loss_cfg_zero")
     return (Fate.TAKEN, remark) if same else (Fate.NOT_POSSIBLE, f"{remark} for all clips, without CFG-Zero")
-
-
-def _guidance_embedding(value: Any, draft: ImportDraft) -> Outcome:
-    if not str(draft.get("model.name")).startswith("flux-"):
-        return Fate.NO_MEANING, "ai-toolkit reads it for FLUX.1 alone"
-    return Fate.NOT_POSSIBLE, "the guidance that the network is given in training is that of the release"
 
 
 def _average(value: Any, draft: ImportDraft) -> Outcome:

@@ -248,16 +248,6 @@ def _crop_shapes(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.NOT_POSSIBLE, f"{remark}; each clip has the nearest shape, and none that is drawn"
 
 
-def _crop_aspect(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.settings.get(f"data.{draft.numbers[0]}.crop") is not True:
-        return Fate.NO_MEANING, "nothing but the rest beside a bucket is cropped"
-    if value == "square":
-        return _crop(value, draft)
-    if value == "preserve":
-        return Fate.DEFAULT, "clips keep their shape"
-    return Fate.TAKEN, "buckets.aspect_ratios"
-
-
 def _companion(value: Any, draft: ImportDraft) -> Outcome:
     """Give the folders of conditioning backends to the model as what it takes: sources, a control, or masks of the loss."""
     number, settings = draft.numbers[0], draft.settings
@@ -290,14 +280,3 @@ def _first_frame(value: Any, draft: ImportDraft) -> Outcome:
     share = float(draft.settings.get("ltx_i2v_prob", 0.1)) if models.family(draft.settings).startswith("ltx") else 1.0
     return Fate.TAKEN, draft.set("objective.mask_ratios.image_head", share)
 
-
-def _kind_of_store(value: Any, draft: ImportDraft) -> Outcome:
-    if value in ("local", "aws"):
-        return Fate.TAKEN, "dataset.path"
-    return Fate.TO_FILL_IN, "such a store is not read: save its clips into a folder"
-
-
-def _sound(value: Any, draft: ImportDraft) -> Outcome:
-    if not draft.get("sound.name"):
-        return Fate.NOT_POSSIBLE, "the model is trained without sound"
-    return Fate.TAKEN, f'model.name = "{draft.get("model.name")}"'

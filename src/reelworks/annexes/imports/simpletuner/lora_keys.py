@@ -33,19 +33,6 @@ def _lora_type(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, 'lora.type = "lora"'
 
 
-def _of_lora(rule: Rule) -> Rule:
-    """Convert an option of LoRAs that are not from LyCORIS."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        if draft.get("lora.type") is None:
-            return Fate.NO_MEANING, "all weights are trained"
-        if str(draft.settings.get("lora_type", "standard")).lower() == "lycoris":
-            return Fate.NO_MEANING, "lycoris_config decides"
-        return rule(value, draft)
-
-    return handle
-
-
 def _layers(value: Any, draft: ImportDraft) -> Outcome:
     named = _TABLE["named"].get(value) if isinstance(value, str) else value
     if not isinstance(named, list | str) or not named:
@@ -99,8 +86,6 @@ def _lycoris_rank(value: Any, draft: ImportDraft) -> Outcome:
 
 def _lycoris_alpha(value: Any, draft: ImportDraft) -> Outcome:
     rank: Any = draft.settings.get("lycoris.linear_dim")
-    if draft.get("lora.type") == "oft":
-        return Fate.NO_MEANING, "rotations have no scale"
     if draft.get("lora.type") == "lokr" and isinstance(rank, int) and rank >= 5000:
         return Fate.NO_MEANING, "a LoKr of two full factors has no scale"
     return Fate.TAKEN, draft.set("lora.alpha", float(value or rank))
@@ -117,10 +102,6 @@ def _base(value: Any, draft: ImportDraft) -> Outcome:
     remark = draft.set("lora.base", base)
     exact = name.startswith(("int8-", "fp8-", "nf4-bnb"))
     return (Fate.TAKEN, remark) if exact else (Fate.NOT_POSSIBLE, f"{remark} replaces it")
-
-
-def _chosen(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.TAKEN, f'model.name = "{draft.get("model.name")}", model.weights = "{draft.get("model.weights")}"'
 
 
 def _attention(value: Any, draft: ImportDraft) -> Outcome:

@@ -51,12 +51,6 @@ def _reported(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set("logging.trackers", known)
 
 
-def _seed(value: Any, draft: ImportDraft) -> Outcome:
-    if value in (None, 0, -1):
-        return Fate.NO_MEANING, "a random seed there; seed = 42 by default"
-    return Fate.TAKEN, draft.set("seed", value)
-
-
 def _shared_tokens(value: Any, draft: ImportDraft) -> Outcome:
     split = datasets.preset_of(draft).config.network.sequence
     if split is not None and split.pads:

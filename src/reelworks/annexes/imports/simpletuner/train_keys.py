@@ -60,8 +60,6 @@ def _betas(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _schedule(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.get("train.optimizer") == "schedulefree":
-        return Fate.NO_MEANING, "schedule-free AdamW has a constant rate"
     own = tables.fitting(_SCHEDULES, value)
     if value == "polynomial" and draft.settings.get("lr_power", 0.8) in (1, 1.0):
         own = own._replace(differs="")
@@ -81,12 +79,6 @@ def _noise_offset(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, f"{remark}, {draft.set('objective.noise_offset_probability', share)}"
 
 
-def _perturbation(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.settings.get("input_perturbation_steps"):
-        return Fate.NOT_POSSIBLE, "it does not fall over steps here: set objective.input_perturbation"
-    return Fate.TAKEN, draft.set("objective.input_perturbation", float(value))
-
-
 def _warmup(value: Any, draft: ImportDraft) -> Outcome:
     schedule = draft.settings.get("lr_scheduler", "constant_with_warmup")
     if schedule in ("cosine", "sine", "cosine_with_restarts"):
@@ -104,8 +96,6 @@ def _clipping(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _average(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.get("train.optimizer") == "schedulefree":
-        return Fate.NO_MEANING, "schedule-free AdamW has an average of its own"
     if value is not True:
         draft.set("exports.weights", "model", "no average")
         return Fate.TAKEN, draft.set("train.ema_decay", 0.0)
@@ -159,16 +149,3 @@ def _loss(value: Any, draft: ImportDraft) -> Outcome:
     remark = f"{draft.set('objective.loss', here)}, whose bend is sharper"
     return rules.exact_or_nearest(remark, "its bound is the same at all timesteps" if schedule == "snr" else "")
 
-
-def _zero_snr(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
-        return Fate.DEFAULT, "off"
-    if draft.is_flow:
-        return Fate.NO_MEANING, "models of flow matching end in pure noise"
-    return rules.zero_snr(draft, predicts_v=draft.settings.get("prediction_type") == "v_prediction")
-
-
-def _prediction(value: Any, draft: ImportDraft) -> Outcome:
-    if value != "v_prediction" or draft.is_flow:
-        return Fate.DEFAULT, "that of the model"
-    return Fate.TAKEN, draft.set("objective.name", "v-prediction")
