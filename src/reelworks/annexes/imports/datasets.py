@@ -9,6 +9,7 @@ from typing import Any
 
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, ImportedKey, Outcome
+from reelworks.annexes.imports.values import text
 from reelworks.core.shape import Geometry
 from reelworks.models import components, registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig
@@ -24,6 +25,16 @@ def place(draft: ImportDraft, number: int, path: str) -> str:
     remark = draft.set(f"dataset.{number}.path", path)
     set_name(draft, number, own)
     return remark
+
+
+def path(value: Any, draft: ImportDraft) -> Outcome:
+    """Take the folder of the dataset with the setting's own number."""
+    return Fate.TAKEN, place(draft, draft.numbers[0], text(value))
+
+
+def output(value: Any, draft: ImportDraft) -> Outcome:
+    """Take the folder of outputs, in which the run has the recipe's name."""
+    return Fate.TAKEN, draft.set("output", f"{text(value).rstrip('/')}/{draft.request.path.stem}")
 
 
 def set_name(draft: ImportDraft, number: int, name: str) -> None:

@@ -126,7 +126,8 @@ class ImportDraft:
 
     def beside(self, key: str) -> Any:
         """Return another setting, with the first number of the own name in place of the `*` in its name."""
-        return self.settings.get(key.replace("*", str(self.numbers[0]), 1) if "*" in key else key)
+        number = next((part for part in self.key.split(".") if part.isdecimal()), "")
+        return self.settings.get(key.replace("*", number, 1))
 
     def assignment(self, key: str) -> str:
         """Return the assignment of a dotted key as text."""

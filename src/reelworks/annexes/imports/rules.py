@@ -76,6 +76,16 @@ def by_name(target: str, names: Mapping[Any, Any], otherwise: Any, why: str) -> 
     return handle
 
 
+def by_part(target: str, names: Mapping[str, str], why: str) -> Rule:
+    """Translate a text by the first part of it that is known; what has none is listed with the reason."""
+
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        found = next((name for part, name in names.items() if part in str(value).lower()), None)
+        return (Fate.NOT_POSSIBLE, why) if found is None else (Fate.TAKEN, draft.set(target, found))
+
+    return handle
+
+
 def only(accepted: Sequence[Any], here: str, other: str, *, null: bool = False) -> Rule:
     """Report `here` for values that match the fixed behaviour, and `other` for others."""
     known = [*accepted, *([None] if null else [])]
@@ -87,9 +97,9 @@ def switched(on: str, off: str) -> Rule:
     return lambda value, draft: (Fate.TAKEN, on if value else off)
 
 
-def fixed(target: str, value: Any, note: str = "") -> Rule:
-    """Set a value, whatever the setting's own is."""
-    return lambda own, draft: (Fate.TAKEN, draft.set(target, value) + note)
+def fixed(target: str, value: Any, note: str = "", differs: str = "") -> Rule:
+    """Set a value, whatever the setting's own is, and tell how it differs from that."""
+    return lambda own, draft: exact_or_nearest(draft.set(target, value) + note, differs)
 
 
 def has(keys: Sequence[str]) -> Rule:
@@ -223,7 +233,7 @@ KINDS: dict[str, Callable[..., Rule]] = {
     **{
         kind.__name__: kind
         for kind in (
-            *(by_name, only, switched, impossible, fixed, has, amount, count, switch, passes, place, within),
+            *(by_name, by_part, only, switched, impossible, fixed, has, amount, count, switch, passes, place, within),
             *(counted, word),
         )
     },

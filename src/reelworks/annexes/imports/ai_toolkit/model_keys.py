@@ -62,8 +62,6 @@ def _layers(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _quantised(value: Any, draft: ImportDraft) -> Outcome:
-    if not has_network(draft.settings):
-        return Fate.NOT_POSSIBLE, "all weights are trained, which are not quantised"
     kind = str(draft.settings.get("model.qtype", "qfloat8"))
     name, _, adapter = kind.partition("|")
     bits = re.search(r"\d+", name.replace("fp", "").replace("float", ""))

@@ -110,13 +110,10 @@ def _limit(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _loss(value: Any, draft: ImportDraft) -> Outcome:
+    draft.set("objective.huber_delta", 0.01)
     if value == "pseudo_huber":
-        draft.set("objective.huber_delta", 0.01)
         return Fate.TAKEN, f"{draft.set('objective.loss', 'huber')}, whose bend is sharper"
-    if value == "mae":
-        draft.set("objective.huber_delta", 0.01)
-        return Fate.NOT_POSSIBLE, f"{draft.set('objective.loss', 'smooth-l1')} with a small delta replaces it"
-    return Fate.NOT_POSSIBLE, "this loss is not there; the squared error replaces it"
+    return Fate.NOT_POSSIBLE, f"{draft.set('objective.loss', 'smooth-l1')} with a small delta replaces it"
 
 
 def _guidance(value: Any, draft: ImportDraft) -> Outcome:
@@ -133,13 +130,6 @@ def _average(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.TAKEN, draft.set("train.ema_decay", 0.0)
     draft.set("exports.weights", "ema", "")
     return Fate.TAKEN, draft.set("train.ema_decay", draft.settings.get("train.ema_config.ema_decay", 0.999))
-
-
-def _attention(value: Any, draft: ImportDraft) -> Outcome:
-    known = next((name for name in ("flash_3", "flash_4", "flash", "cudnn") if name in str(value)), None)
-    if known is None:
-        return Fate.NOT_POSSIBLE, "this kernel is not there: torch chooses"
-    return Fate.TAKEN, draft.set("model.attention", known.replace("_", "-"))
 
 
 def _never(value: Any, draft: ImportDraft) -> Outcome:

@@ -26,7 +26,7 @@ from reelworks.core import user_files
 from reelworks.core.errors import UserError
 
 _PLACEHOLDER = "data"
-_RULES = tables.read("diffusion_pipe", "keys", optimizers, keys, optimizer, objective, directories)
+_RULES = tables.read("diffusion_pipe", "keys", optimizers, datasets, keys, optimizer, objective, directories)
 
 
 @final

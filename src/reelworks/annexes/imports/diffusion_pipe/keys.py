@@ -57,8 +57,6 @@ def _weights(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _base(value: Any, draft: ImportDraft) -> Outcome:
-    if not objective.trains_adapter(draft):
-        return Fate.NOT_POSSIBLE, "only the frozen weights of a LoRA can be quantised: train one"
     if value in ("bfloat16", "float32") and value == draft.get("precision.compute"):
         return Fate.DEFAULT, "the dtype of products"
     return rules.by_name("lora.base", _BASES, "float8", "this storage is not supported")(value, draft)
@@ -66,8 +64,6 @@ def _base(value: Any, draft: ImportDraft) -> Outcome:
 
 def _merged(value: Any, draft: ImportDraft) -> Outcome:
     first, *others = value
-    if not objective.trains_adapter(draft):
-        return Fate.NOT_POSSIBLE, "only a LoRA is trained with another one: merge it into the weights"
     remark = draft.set("lora.training_adapter", values.text(first))
     if others:
         return Fate.NOT_POSSIBLE, f"one adapter is possible: {remark}; merge the others into the weights"
@@ -79,12 +75,6 @@ def _adapter_type(value: Any, draft: ImportDraft) -> Outcome:
         raise ValueError("no such adapter")
     draft.set("lora.targets", "blocks", "all linear layers of the blocks")
     return Fate.TAKEN, draft.set("lora.type", value)
-
-
-def _dropout(value: Any, draft: ImportDraft) -> Outcome:
-    if not objective.trains_adapter(draft) or not value:
-        return Fate.DEFAULT, "off"
-    return Fate.TAKEN, draft.set("lora.dropout", values.range_of(0, 0.99, values.number(value, 0, 1)))
 
 
 def _existing(value: Any, draft: ImportDraft) -> Outcome:
@@ -106,13 +96,6 @@ def _clip_mode(value: Any, draft: ImportDraft) -> Outcome:
 
 def _swap(value: Any, draft: ImportDraft) -> Outcome:
     return datasets.offload(draft, is_quantised=draft.get("lora.base") not in (None, "bfloat16", "float32"))
-
-
-def _checkpointing(value: Any, draft: ImportDraft) -> Outcome:
-    if value == "unsloth":
-        remark = draft.set("model.gradient_checkpointing", True)
-        return Fate.NOT_POSSIBLE, f"{remark}: inputs of blocks stay on the GPU"
-    return Fate.TAKEN, draft.set("model.gradient_checkpointing", values.flag(value))
 
 
 def _save_epochs(value: Any, draft: ImportDraft) -> Outcome:
@@ -137,10 +120,6 @@ def _checkpoint_epochs(value: Any, draft: ImportDraft) -> Outcome:
     return (Fate.TAKEN, remark) if every == 1 else (Fate.NOT_POSSIBLE, f"{remark}: there is one after each epoch")
 
 
-def _output(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.TAKEN, draft.set("output", f"{values.text(value).rstrip('/')}/{draft.request.path.stem}")
-
-
 def _processes(value: Any, draft: ImportDraft) -> Outcome:
     """Keep the size of a step with pipeline stages, which are none here: each GPU has micro-batches of its own."""
     gpus, stages = values.whole(value), values.whole(draft.settings.get("pipeline_stages", 1))
@@ -149,15 +128,3 @@ def _processes(value: Any, draft: ImportDraft) -> Outcome:
     steps = max(gpus // stages, 1) * values.whole(draft.settings.get("gradient_accumulation_steps", 1))
     return Fate.TAKEN, f"{draft.set('train.micro_batches_per_step', steps)}, for {gpus} GPUs of {stages} stages"
 
-
-def _stages(value: Any, draft: ImportDraft) -> Outcome:
-    if values.whole(value) == 1:
-        return Fate.DEFAULT, "off"
-    return Fate.NOT_POSSIBLE, (
-        "a model is not split into stages; with several GPUs its weights are sharded (parallel.strategy), and each has "
-        "micro-batches of its own: train.micro_batches_per_step keeps the size of a step"
-    )
-
-
-def _path(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.TAKEN, datasets.place(draft, draft.numbers[0], values.text(value))

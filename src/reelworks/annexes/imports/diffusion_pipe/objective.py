@@ -19,12 +19,6 @@ def trains_adapter(draft: ImportDraft) -> bool:
     return bool(draft.settings.below("adapter"))
 
 
-def _sigmoid_scale(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.get("objective.timestep_sampling") != "logit-normal":
-        return Fate.NO_MEANING, "timesteps are not logit-normal"
-    return rules.amount("objective.logit_std", 1e-3, 10)(value, draft)
-
-
 def _shift(value: Any, draft: ImportDraft) -> Outcome:
     if value:
         return Fate.TAKEN, draft.set("objective.timestep_shift", values.number(value, 1e-3))
@@ -42,12 +36,6 @@ def _flux_shift(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.TO_FILL_IN, "set objective.timestep_shift to that of the size: 1.9 at 512, 3.2 at 1024"
     scale = datasets.geometry_of(draft).stride[1] / 8  # the size there is that of the latents
     return densities.shift_by_size(draft, _FLUX_LINE, [(side / scale) ** 2 for side in sides])
-
-
-def _lumina_shift(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.settings.get("model.type") != "lumina_2":
-        return Fate.NO_MEANING, "it belongs to another model"
-    return _flux_shift(value, draft)
 
 
 def _bound(value: Any, draft: ImportDraft) -> Outcome:
@@ -77,9 +65,3 @@ def _cfg(value: Any, draft: ImportDraft) -> Outcome:
     remark = draft.set("objective.target_guidance_scale", scale)
     return Fate.TAKEN, f"{remark}; the part without caption is predicted by the base, and not by the LoRA"
 
-
-def _first_frame(value: Any, draft: ImportDraft) -> Outcome:
-    share = values.number(value, 0, 1)
-    if not datasets.conditioning_of(draft).frames:
-        return Fate.NOT_POSSIBLE, "this model does not know given frames: choose one that does with --model"
-    return Fate.TAKEN, draft.set("objective.mask_ratios.image_head", share)

@@ -52,10 +52,6 @@ def _eps(value: Any, draft: ImportDraft) -> Outcome:
 def _schedule(value: Any, draft: ImportDraft) -> Outcome:
     if value not in ("linear", "cosine"):
         raise ValueError("no such schedule")
-    if "force_constant_lr" in draft.settings.values:
-        return Fate.NO_MEANING, "force_constant_lr decides"
-    if draft.get("train.optimizer") == "schedulefree":
-        return Fate.NO_MEANING, "the rate of this optimizer is constant"
     remark = draft.set("train.learning_rate_schedule", value)
     if value == "cosine":
         remark += f", {draft.set('train.final_learning_rate', min(1e-6, draft.get('train.learning_rate', 1e-4)))}"

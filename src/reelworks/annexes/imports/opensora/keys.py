@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from reelworks.annexes.imports import rules, tables
+from reelworks.annexes.imports import datasets, rules, tables
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 from reelworks.core.errors import UserError
@@ -24,7 +24,6 @@ _TEXTS_2_0 = "black-forest-labs/FLUX.1-dev"
 _SHIFT_2_0 = "opensora-2.0"
 _FRAMES_OF_A_CHUNK = 17
 _PLACEHOLDER = "meta.csv"
-_CHANNELS = 4  # of the latents of 1.1 and 1.2
 _SECTIONS = ("dataset", "model", "vae", "ae", "text_encoder", "t5", "clip", "scheduler", "optim", "lr_scheduler")
 # Keys that iddpm does not have.
 _OF_RECTIFIED_FLOW = tuple(f"scheduler.{key}" for key in ("use_timestep_transform", "sample_method", "loc", "scale"))
@@ -119,8 +118,6 @@ def _temporal_tiles(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _spread(value: Any, draft: ImportDraft) -> Outcome:
-    if value is None:
-        return Fate.NO_MEANING, "latents are not divided"
     remark = draft.set("autoencoder.std", value)
     return Fate.TAKEN, f"{remark}; with the published weights, 2.0 generates without it: leave it out"
 
@@ -160,13 +157,6 @@ def _conditions(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, remark
 
 
-def _published_or(target: str) -> Rule:
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        return Fate.TAKEN, draft.set(target, str(value)) if value else "the published weights are used"
-
-    return handle
-
-
 def _chunk(value: Any, draft: ImportDraft) -> Outcome:
     if type_of(draft, "vae") == "VideoAutoencoderKL" or value == _FRAMES_OF_A_CHUNK:
         return Fate.NO_MEANING, "frames are encoded together as published"
@@ -185,8 +175,6 @@ def _data_path(value: Any, draft: ImportDraft) -> Outcome:
 
 def _vmaf(value: Any, draft: ImportDraft) -> Outcome:
     """Use the text that 2.0 appends to captions of lists with this score, rounded in the same way."""
-    if not value:
-        return Fate.NO_MEANING, "captions are used as they are"
     if not is_list(draft.get("dataset.0.path", _PLACEHOLDER)):
         return Fate.TO_FILL_IN, "a folder has no such score: use a list with that column"
     return Fate.TAKEN, draft.set("dataset.0.caption", _MOTION)
@@ -202,19 +190,6 @@ def _mask_ratios(value: Any, draft: ImportDraft) -> Outcome:
 
 def _set_ratios(ratios: dict[str, Any], draft: ImportDraft) -> str:
     return ", ".join(draft.set(f"objective.mask_ratios.{name}", ratio) for name, ratio in ratios.items()) or "none"
-
-
-def _weights(value: Any, draft: ImportDraft) -> Outcome:
-    if value is None:
-        return Fate.NO_MEANING, "training starts from scratch"
-    return Fate.TAKEN, draft.set("model.weights", str(value))
-
-
-def _cosine(value: Any, draft: ImportDraft) -> Outcome:
-    """Let the rate fall over all epochs, whose steps are known only after planning."""
-    if not value:
-        return Fate.NO_MEANING, "the rate is constant after warm-up"
-    return Fate.TAKEN, draft.set("train.learning_rate_schedule", "cosine")
 
 
 def _keep(value: Any, draft: ImportDraft) -> Outcome:
@@ -241,19 +216,8 @@ def _scheduler_type(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set("objective.name", _NAMES["objectives"][value])
 
 
-def _cfg_channel(value: Any, draft: ImportDraft) -> Outcome:
-    """Convert the channels that guidance changes in previews; without a number, upstream guides all."""
-    if type_of(draft, "scheduler") != "iddpm":
-        return Fate.NO_MEANING, "rectified flow has no such key"
-    return Fate.TAKEN, draft.set("samples.guided_channels", value or _CHANNELS)
-
-
-def _output(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.TAKEN, draft.set("output", f"{str(value).rstrip('/')}/{draft.request.path.stem}")
-
-
 def _shift(value: Any, draft: ImportDraft) -> Outcome:
     return rules.by_name("objective.timestep_shift", _SHIFTS, NONE, "no such shift")(value, draft)
 
 
-_KEYS = tables.read("opensora", "keys", sys.modules[__name__])
+_KEYS = tables.read("opensora", "keys", datasets, sys.modules[__name__])

@@ -275,8 +275,6 @@ def _companion(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _first_frame(value: Any, draft: ImportDraft) -> Outcome:
-    if not value or not datasets.conditioning_of(draft).frames:
-        return Fate.NO_MEANING, "the model decides"
     share = float(draft.settings.get("ltx_i2v_prob", 0.1)) if models.family(draft.settings).startswith("ltx") else 1.0
     return Fate.TAKEN, draft.set("objective.mask_ratios.image_head", share)
 

@@ -10,7 +10,6 @@ from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 from reelworks.annexes.imports.simpletuner import models
 
 _TABLE = tables.table("simpletuner", "layers")
-_KERNELS = {"4": "flash-4", "3": "flash-3", "flash": "flash", "cudnn": "cudnn"}  # by parts of their names
 
 
 def _model_type(value: Any, draft: ImportDraft) -> Outcome:
@@ -93,22 +92,9 @@ def _lycoris_alpha(value: Any, draft: ImportDraft) -> Outcome:
 
 def _base(value: Any, draft: ImportDraft) -> Outcome:
     name = str(value).lower()
-    if name in ("no_change", "none", ""):
-        return Fate.DEFAULT, "the base is not quantised"
-    if draft.get("lora.type") is None:
-        return Fate.NOT_POSSIBLE, "all weights are trained, which are not quantised"
     has_4_bits = any(part in name for part in ("nf4", "int4", "fp4", "int2"))
     base = "nf4" if has_4_bits else "int8" if "int8" in name else "float8"
     remark = draft.set("lora.base", base)
     exact = name.startswith(("int8-", "fp8-", "nf4-bnb"))
     return (Fate.TAKEN, remark) if exact else (Fate.NOT_POSSIBLE, f"{remark} replaces it")
 
-
-def _attention(value: Any, draft: ImportDraft) -> Outcome:
-    name = str(value).lower()
-    if name in ("diffusers", "none", ""):
-        return Fate.DEFAULT, "torch chooses the kernel"
-    kernel = next((kernel for part, kernel in _KERNELS.items() if part in name), None)
-    if kernel is None:
-        return Fate.NOT_POSSIBLE, "this kernel is not there: torch chooses"
-    return Fate.TAKEN, draft.set("model.attention", kernel)

@@ -126,8 +126,6 @@ def _auto_shift(value: Any, draft: ImportDraft) -> Outcome:
 def _density(value: Any, draft: ImportDraft) -> Outcome:
     """Convert the density of timesteps, of which each kind has an option of its own."""
     settings = draft.settings
-    if not draft.is_flow:
-        return Fate.NO_MEANING, "it belongs to flow matching"
     if settings.get("flow_use_uniform_schedule") is True:
         return Fate.TAKEN, draft.set("objective.timestep_sampling", "uniform")
     if settings.get("flow_use_beta_schedule") is True:
@@ -139,13 +137,10 @@ def _density(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _loss(value: Any, draft: ImportDraft) -> Outcome:
-    here = {"huber": "huber", "smooth_l1": "smooth-l1"}.get(str(value))
-    if here is None:
-        return Fate.NOT_POSSIBLE, "this loss is not there; the squared error replaces it"
     schedule = draft.settings.get("huber_schedule", "snr")
     draft.set("objective.huber_delta", float(draft.settings.get("huber_c", 0.1)))
     if schedule == "exponential":
         draft.set("objective.huber_schedule", "exponential")
-    remark = f"{draft.set('objective.loss', here)}, whose bend is sharper"
+    remark = f"{draft.set('objective.loss', value.replace('_', '-'))}, whose bend is sharper"
     return rules.exact_or_nearest(remark, "its bound is the same at all timesteps" if schedule == "snr" else "")
 
