@@ -14,18 +14,6 @@ from reelworks.models import registry
 _FORMATS = {"DIFFUSERS_LORA": "diffusers", "COMFY_LORA": "comfyui", "ORIGINAL_LORA": "comfyui", "KOHYA_LORA": "kohya"}
 
 
-def _dropout(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.get("lora.type") == "oft":
-        return Fate.NOT_POSSIBLE, "rotations are not dropped"
-    return Fate.TAKEN, draft.set("lora.dropout", values.range_of(0, 0.99, values.number(value, 0, 1)))
-
-
-def _lokr_rank(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.settings.get("lokr_full_matrix") is True:
-        return Fate.NO_MEANING, "lokr_full_matrix decides"
-    return rules.count("lora.rank")(value, draft)
-
-
 def _decompose(value: Any, draft: ImportDraft) -> Outcome:
     remark = draft.set("lora.dora", True)
     if draft.settings.get("lora_decompose_output_axis") is True:

@@ -50,36 +50,22 @@ def balancing_of(settings: FormerSettings, number: int) -> tuple[float, bool]:
     return amount, settings.get(f"concepts.{number}.balancing_strategy") == "SAMPLES"
 
 
-def _of_concept(rule: Callable[[Any, ImportDraft, int], Outcome]) -> Rule:
-    """Use a rule with the number of the concept's dataset, if it is trained."""
+def _of_concept(rule: Rule) -> Rule:
+    """Use a rule with targets in the concept's `dataset.*`, if it is trained."""
 
     def handle(value: Any, draft: ImportDraft) -> Outcome:
-        number = numbers(draft.settings).get(draft.numbers[0])
+        concept, number = draft.numbers[0], numbers(draft.settings).get(draft.numbers[0])
         if number is None:
-            return Fate.NO_MEANING, f"of a concept that is {_kind(draft.settings, draft.numbers[0]).lower()}"
-        return rule(value, draft, number)
+            return Fate.NO_MEANING, f"of a concept that is {_kind(draft.settings, concept).lower()}"
+        draft.numbers = (number, concept)
+        return rule(value, draft)
 
     return handle
 
 
-def _of_dataset(rule: Rule) -> Rule:
-    """Use a rule with targets in the concept's `dataset.*`, if it is trained."""
-
-    def handle(value: Any, draft: ImportDraft, number: int) -> Outcome:
-        draft.numbers = (number,)
-        return rule(value, draft)
-
-    return _of_concept(handle)
-
-
 def _own(draft: ImportDraft, key: str, default: Any = None) -> Any:
     """Return another setting of the concept whose setting is being converted."""
-    return draft.settings.get(f"concepts.{draft.numbers[0]}.{key}", default)
-
-
-@_of_concept
-def _path(value: Any, draft: ImportDraft, number: int) -> Outcome:
-    return Fate.TAKEN, datasets.place(draft, number, values.text(value))
+    return draft.settings.get(f"concepts.{draft.numbers[1]}.{key}", default)
 
 
 def _type(value: Any, draft: ImportDraft) -> Outcome:
@@ -94,24 +80,22 @@ def _type(value: Any, draft: ImportDraft) -> Outcome:
 
 
 @_of_concept
-def _variations(value: Any, draft: ImportDraft, number: int) -> Outcome:
-    if draft.settings.get("latent_caching", True) is not True:
-        return Fate.NO_MEANING, "nothing is stored"
+def _variations(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set("encode.variants", max(values.whole(value), draft.get("encode.variants", 1)))
 
 
 @_of_concept
-def _balancing(value: Any, draft: ImportDraft, number: int) -> Outcome:
-    amount, is_samples = balancing_of(draft.settings, draft.numbers[0])
+def _balancing(value: Any, draft: ImportDraft) -> Outcome:
+    amount, is_samples = balancing_of(draft.settings, draft.numbers[1])
     if not amount:
         return Fate.NOT_POSSIBLE, "no clip of it is trained there: leave the dataset out"
     if not is_samples:
         repeats = int(amount) if amount == int(amount) else amount
-        return Fate.TAKEN, draft.set(f"dataset.{number}.repeats", repeats)
-    found = _count(draft, draft.numbers[0], number)
+        return Fate.TAKEN, draft.set("dataset.*.repeats", repeats)
+    found = _count(draft)
     if not found:
-        return Fate.TO_FILL_IN, f"set dataset.{number}.repeats to {amount:g} divided by the number of pictures"
-    remark = draft.set(f"dataset.{number}.repeats", round(int(amount) / found, 6))
+        return Fate.TO_FILL_IN, f"set dataset.{draft.numbers[0]}.repeats to {amount:g} divided by the number of pictures"
+    remark = draft.set("dataset.*.repeats", round(int(amount) / found, 6))
     return Fate.TAKEN, f"{remark}, {int(amount)} of {found} pictures"
 
 
@@ -126,8 +110,9 @@ def is_picture(path: str) -> bool:
     return name.suffix.lower() in PICTURES and not name.stem.endswith(BESIDE)
 
 
-def _count(draft: ImportDraft, concept: int, number: int) -> int:
+def _count(draft: ImportDraft) -> int:
     """Return the number of pictures of a concept: of the clips that were scanned, or else of the folder's files."""
+    number, concept = draft.numbers
     if draft.clips:
         paths = [clip.path for clip in draft.clips if clip.dataset == number and clip.is_image]
     else:
@@ -140,7 +125,7 @@ def _count(draft: ImportDraft, concept: int, number: int) -> int:
 
 
 @_of_concept
-def _crop(value: Any, draft: ImportDraft, number: int) -> Outcome:
+def _crop(value: Any, draft: ImportDraft) -> Outcome:
     crop = "random" if values.flag(value) or draft.get("data.crop") == "random" else "center"
     return Fate.TAKEN, draft.set("data.crop", crop)
 
@@ -148,31 +133,31 @@ def _crop(value: Any, draft: ImportDraft, number: int) -> Outcome:
 def _augmentation(strength: str, key: str, factor: float = 1.0, most: float = 1.0) -> Rule:
     """Take the strength of a random change."""
 
-    def rule(value: Any, draft: ImportDraft, number: int) -> Outcome:
+    def rule(value: Any, draft: ImportDraft) -> Outcome:
         asked = values.number(_own(draft, f"image.{strength}", 0.0), 0) * factor
         if not values.flag(value) or not asked:
             return Fate.DEFAULT, "off"
         taken = values.range_of(0, most, asked)
-        remark = draft.set(f"dataset.{number}.{key}", taken)
+        remark = draft.set(f"dataset.*.{key}", taken)
         return (Fate.TAKEN, remark) if taken == asked else (Fate.NOT_POSSIBLE, f"the most: {remark}")
 
     return _of_concept(rule)
 
 
 @_of_concept
-def _source(value: Any, draft: ImportDraft, number: int) -> Outcome:
+def _source(value: Any, draft: ImportDraft) -> Outcome:
     """Take captions of files, a line at a time; those of one file for all only if it has one line."""
     if value == "sample":
-        draft.set(f"dataset.{number}.missing_caption", "")
-        return Fate.TAKEN, draft.set(f"dataset.{number}.captions", "lines")
+        draft.set("dataset.*.missing_caption", "")
+        return Fate.TAKEN, draft.set("dataset.*.captions", "lines")
     prompts = [] if value == "filename" else _lines(str(_own(draft, "text.prompt_path", "")))
     if len(prompts) != _MOST_LINES:
         return Fate.NOT_POSSIBLE, (
             "captions are texts beside the files, and pictures without one are left out: make a list (.jsonl) with columns "
             "path and text"
         )
-    draft.set(f"dataset.{number}.missing_caption", "")
-    return Fate.TAKEN, draft.set(f"dataset.{number}.caption", datasets.as_text(prompts[0]))
+    draft.set("dataset.*.missing_caption", "")
+    return Fate.TAKEN, draft.set("dataset.*.caption", datasets.as_text(prompts[0]))
 
 
 def _lines(path: str) -> list[str]:
@@ -186,30 +171,25 @@ def _lines(path: str) -> list[str]:
 
 
 @_of_concept
-def _tag_dropout(value: Any, draft: ImportDraft, number: int) -> Outcome:
+def _tag_dropout(value: Any, draft: ImportDraft) -> Outcome:
     share = values.number(_own(draft, "text.tag_dropout_probability", 0.0), 0, 1)
     if not values.flag(value) or not share:
         return Fate.DEFAULT, "off"
     mode = _own(draft, "text.tag_dropout_mode", "FULL")
     if mode == "RANDOM":
-        return Fate.TAKEN, draft.set(f"dataset.{number}.tag_dropout", share)
+        return Fate.TAKEN, draft.set("dataset.*.tag_dropout", share)
     if mode == "RANDOM WEIGHTED":
-        remark = draft.set(f"dataset.{number}.tag_dropout", share / 2)
+        remark = draft.set("dataset.*.tag_dropout", share / 2)
         return Fate.NOT_POSSIBLE, f"all tags have one probability: {remark}, the mean"
     return Fate.NOT_POSSIBLE, "tags are dropped one by one: set dataset.tag_dropout, or objective.caption_dropout"
 
 
 @_of_concept
-def _kept(value: Any, draft: ImportDraft, number: int) -> Outcome:
+def _kept(value: Any, draft: ImportDraft) -> Outcome:
     used = _own(draft, "text.enable_tag_shuffling") is True or _own(draft, "text.tag_dropout_enable") is True
     if not used:
         return Fate.NO_MEANING, "tags are left as they are"
-    return Fate.TAKEN, draft.set(f"dataset.{number}.keep_tags", values.whole(value, 0))
-
-
-@_of_concept
-def _delimiter(value: Any, draft: ImportDraft, number: int) -> Outcome:
-    return Fate.TAKEN, draft.set(f"dataset.{number}.tag_separator", values.text(value))
+    return Fate.TAKEN, draft.set("dataset.*.keep_tags", values.whole(value, 0))
 
 
 _DEFAULTS: dict[str, Any] = tables.table("onetrainer", "defaults")["concept"]
@@ -254,10 +234,6 @@ def _side(index: int, key: str) -> Rule:
         return (Fate.TAKEN, remark) if taken == asked else (Fate.NOT_POSSIBLE, f"the nearest: {remark}")
 
     return _of_first(rule)
-
-
-def _scale(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.TAKEN, draft.set("samples.guidance_scale", max(values.number(value), 1.0))
 
 
 def defaults(settings: FormerSettings) -> dict[str, Any]:

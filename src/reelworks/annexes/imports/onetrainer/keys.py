@@ -98,17 +98,7 @@ def _previews(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _rolling(value: Any, draft: ImportDraft) -> Outcome:
-    if not values.flag(value):
-        return Fate.NOT_POSSIBLE, "not all checkpoints stay: set checkpoints.keep_last, or keep_every"
     return Fate.TAKEN, draft.set("checkpoints.keep_last", values.whole(draft.settings.get("rolling_backup_count", 3)))
-
-
-def _output(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.TAKEN, draft.set("output", f"{values.text(value).rstrip('/')}/{draft.request.path.stem}")
-
-
-def _batch_size(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.TAKEN, draft.set("buckets.batch_size", values.whole(value, 1, 65536))
 
 
 def _resolution(value: Any, draft: ImportDraft) -> Outcome:

@@ -123,12 +123,7 @@ def _loss(value: Any, draft: ImportDraft) -> Outcome:
 _STRENGTHS = {"mse": 1.0, "mae": 0.0, "log_cosh": 0.0, "huber": 0.0}
 
 
-def _weighting(value: Any, draft: ImportDraft) -> Outcome:
-    names = {"MIN_SNR_GAMMA": "min-snr", "DEBIASED_ESTIMATION": "debiased"}
-    if value not in names:
-        return Fate.NOT_POSSIBLE, "there is no such weight; see objective.loss_weighting"
-    remark = draft.set("objective.loss_weighting", names[value])
-    if value == "MIN_SNR_GAMMA":
-        strength = values.number(draft.settings.get("loss_weight_strength", 5.0), 1e-6)
-        remark += f", {draft.set('objective.snr_gamma', strength)}"
-    return Fate.TAKEN, remark
+def _min_snr(value: Any, draft: ImportDraft) -> Outcome:
+    strength = values.number(draft.settings.get("loss_weight_strength", 5.0), 1e-6)
+    remark = draft.set("objective.loss_weighting", "min-snr")
+    return Fate.TAKEN, f"{remark}, {draft.set('objective.snr_gamma', strength)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
-from reelworks.annexes.imports import rules, settle, tables
+from reelworks.annexes.imports import datasets, rules, settle, tables
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigError, ConfigFile, flatten
 from reelworks.annexes.imports.onetrainer import (
@@ -24,7 +24,7 @@ from reelworks.annexes.imports.trainer import FormerTrainer, convert_by_rules
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
 
-_RULES = tables.read("onetrainer", "keys", keys, parts, objective, adapter, rates, concepts) | parts.of_parts()
+_RULES = tables.read("onetrainer", "keys", datasets, keys, parts, objective, adapter, rates, concepts) | parts.of_parts()
 _LISTS = {"concepts": "concept_file_name", "samples": "sample_definition_file_name"}
 
 

@@ -35,8 +35,6 @@ def _warmup(value: Any, draft: ImportDraft) -> Outcome:
 
 def _schedule(value: Any, draft: ImportDraft) -> Outcome:
     own = tables.fitting(_SCHEDULES, str(value))
-    if value == "CONSTANT" or draft.get("train.optimizer") == "schedulefree":
-        return Fate.DEFAULT, "the rate is constant after warm-up"
     if own.name == "constant":
         return Fate.NOT_POSSIBLE, own.differs
     factor = values.number(draft.settings.get("learning_rate_min_factor", 0.0), 0, 1)
@@ -72,14 +70,10 @@ def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _betas(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.get("train.optimizer") == "adafactor":
-        return Fate.NO_MEANING, "adafactor has none here"
     return former_optimizers.betas([optimizers.setting(draft.settings, key) for key in ("beta1", "beta2")], draft)
 
 
 def _eps(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.get("train.optimizer") in ("adafactor", "came"):
-        return Fate.NO_MEANING, f"{draft.get('train.optimizer')} has its own here"
     found = optimizers.setting(draft.settings, "eps")
     return Fate.TAKEN, draft.set("train.eps", values.number(found or 1e-8, 1e-300))
 
