@@ -203,7 +203,7 @@ def test_what_a_config_leaves_out_is_what_open_sora_takes(tmp_path: Path) -> Non
     assert (recipe.objective.timestep_shift, recipe.objective.timestep_sampling) == ("none", "uniform")
     assert (recipe.model.name, recipe.model.weights) == ("stdit3-3b", "w")
     told = {line.key: line.remark for line in made.keys}
-    assert told["seed"] == "seed = 1024 (Open-Sora's default)"
+    assert told["seed"] == "seed = 1024 (a default of the trainer)"
     assert fates(made)["dataset.data_path"] == Fate.TO_FILL_IN
 
 

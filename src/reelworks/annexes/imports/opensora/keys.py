@@ -25,8 +25,6 @@ _SHIFT_2_0 = "opensora-2.0"
 _FRAMES_OF_A_CHUNK = 17
 _PLACEHOLDER = "meta.csv"
 _SECTIONS = ("dataset", "model", "vae", "ae", "text_encoder", "t5", "clip", "scheduler", "optim", "lr_scheduler")
-# Keys that iddpm does not have.
-_OF_RECTIFIED_FLOW = tuple(f"scheduler.{key}" for key in ("use_timestep_transform", "sample_method", "loc", "scale"))
 _SHIFTS = {True: "auto", False: NONE}
 _MOTION = "{text} {score_vmafmotion:.0f} motion score."
 
@@ -45,20 +43,16 @@ def type_of(draft: ImportDraft, section: str) -> str:
     return str(draft.settings.get(f"{section}.type", ""))
 
 
-def convert(key: str, value: Any, draft: ImportDraft) -> Outcome:
-    """Convert one key of the config and put it into the draft."""
+def _of_section(key: str, rule: Rule) -> Rule:
+    """Use a rule unless its section has a type that is not supported."""
     section = key.partition(".")[0]
-    if section in _SUPPORTED and type_of(draft, section) not in _SUPPORTED[section]:
-        return Fate.NOT_POSSIBLE, _NOT_POSSIBLE[section]
-    if key in _OF_RECTIFIED_FLOW and type_of(draft, "scheduler") == "iddpm":
-        return Fate.NO_MEANING, "iddpm has no such setting"
-    if key in _OF_RECTIFIED_FLOW and type_of(draft, "model") == "flux":
-        return Fate.NO_MEANING, "2.0 has no such setting: its timesteps are logit-normal, with a shift of its own"
-    if key in _KEYS:
-        return _KEYS[key](value, draft)
-    if section in _NOT_POSSIBLE:
-        return Fate.NOT_POSSIBLE, _NOT_POSSIBLE[section]
-    return Fate.NOT_POSSIBLE, "no recipe key corresponds to it"
+
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        if section in _SUPPORTED and type_of(draft, section) not in _SUPPORTED[section]:
+            return Fate.NOT_POSSIBLE, _NOT_POSSIBLE[section]
+        return rule(value, draft)
+
+    return handle
 
 
 def bucket_table(value: Any) -> Any:
@@ -220,4 +214,7 @@ def _shift(value: Any, draft: ImportDraft) -> Outcome:
     return rules.by_name("objective.timestep_shift", _SHIFTS, NONE, "no such shift")(value, draft)
 
 
-_KEYS = tables.read("opensora", "keys", datasets, sys.modules[__name__])
+RULES = {
+    key: _of_section(key, rule)
+    for key, rule in tables.read("opensora", "keys", datasets, sys.modules[__name__]).items()
+}

@@ -7,7 +7,6 @@ are listed as such; the recipe loads either way.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any, final
 
 from reelworks.annexes.imports import tables
@@ -15,8 +14,8 @@ from reelworks.annexes.imports.captions import Beside, FormerCaption
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigFile
 from reelworks.annexes.imports.opensora import keys, literals
-from reelworks.annexes.imports.rules import Fate, ImportedKey
-from reelworks.annexes.imports.trainer import BATCHES_COUNT_ALIKE, FormerBuckets, FormerTrainer, apply_rule
+from reelworks.annexes.imports.rules import ImportedKey
+from reelworks.annexes.imports.trainer import BATCHES_COUNT_ALIKE, FormerBuckets, FormerTrainer, convert_by_rules
 from reelworks.core.errors import UserError, nearest
 from reelworks.data.buckets.opensora import parse
 
@@ -48,7 +47,14 @@ class _OpenSora(FormerTrainer):
         return FormerSettings(dict(keys.flatten(read.values)), read.unread)
 
     def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
-        yield from _convert_keys(draft)
+        values = draft.settings.values
+        if draft.request.data:
+            values["dataset.data_path"] = str(draft.request.data[0])
+        draft.set("train.loss_reduction", "micro_batch", BATCHES_COUNT_ALIKE)
+        optimizer = {key: value for key, (of_2, value) in _OPTIMIZER.items() if f"optim.{of_2}" not in values}
+        of_2 = {"ema_decay": None} if keys.type_of(draft, "model") == "flux" else {}
+        # Conversions of other keys depend on the data path.
+        yield from convert_by_rules(draft, keys.RULES, _DEFAULTS | optimizer | of_2, ["dataset.data_path"])
         draft.begin("bucket_config")
         meaning = _meaning(draft)
         table = keys.bucket_table(draft.settings.get("bucket_config"))
@@ -71,26 +77,6 @@ class _OpenSora(FormerTrainer):
 
 
 OPEN_SORA = _OpenSora()
-
-
-def _convert_keys(draft: ImportDraft) -> Iterator[ImportedKey]:
-    values = draft.settings.values
-    if draft.request.data:
-        values["dataset.data_path"] = str(draft.request.data[0])
-    draft.set("train.loss_reduction", "micro_batch", BATCHES_COUNT_ALIKE)
-    # The data path first: conversions of other keys depend on it.
-    for key, value in sorted(values.items(), key=lambda item: item[0] != "dataset.data_path"):
-        draft.begin(key)
-        yield ImportedKey(key, value, *apply_rule(partial(keys.convert, key), value, draft))
-    optimizer = {key: value for key, (of_2, value) in _OPTIMIZER.items() if f"optim.{of_2}" not in values}
-    of_2 = {"ema_decay": None} if keys.type_of(draft, "model") == "flux" else {}
-    for key, value in (_DEFAULTS | optimizer | of_2).items():
-        if key not in values:
-            draft.begin(key, is_default=True)
-            fate, remark = keys.convert(key, value, draft)
-            yield ImportedKey(key, value, fate, f"{remark} (Open-Sora's default)")
-    for key, text in draft.settings.unread.items():
-        yield ImportedKey(key, text, Fate.UNREAD, "it is not a literal, and the config is not run")
 
 
 def _meaning(draft: ImportDraft) -> parse.Meaning:
