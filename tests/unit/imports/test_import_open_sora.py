@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from reelworks.annexes.imports import importer
 from reelworks.annexes.imports.importer import Imported
+from reelworks.annexes.imports.draft import FormerSettings
 from reelworks.annexes.imports.opensora import literals
 from reelworks.annexes.imports.request import ImportRequest
 from reelworks.annexes.imports.rules import Fate
@@ -406,7 +407,7 @@ def test_a_value_of_another_kind_is_left_to_be_filled_in(tmp_path: Path) -> None
     assert fates(made)["mask_ratios"] == Fate.TO_FILL_IN
 
 
-def read(folder: Path, text: str) -> literals.Literals:
+def read(folder: Path, text: str) -> FormerSettings:
     (folder / "literals.py").write_text(text, encoding="utf-8")
     return literals.read(folder / "literals.py")
 

@@ -11,10 +11,10 @@ import ast
 import operator
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from reelworks.annexes.imports.draft import FormerSettings
 from reelworks.annexes.imports.files import ConfigError, flatten
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
@@ -33,24 +33,16 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 }
 
 
-@dataclass
-class Literals:
-    """Values that a file assigns, and the text of statements that are not literals, by name or by "line 12"."""
-
-    values: dict[str, Any] = field(default_factory=dict)
-    unread: dict[str, str] = field(default_factory=dict)
-
-
 class _NotALiteralError(Exception):
     pass
 
 
-def read(path: Path) -> Literals:
-    """Read a file and the files that its `_base_` names, with the inheritance of mmengine's configs."""
-    return _read(path, ())
+def read(path: Path, below: tuple[Path, ...] = ()) -> FormerSettings:
+    """Read a file and the files that its `_base_` names, with the inheritance of mmengine's configs.
 
-
-def _read(path: Path, below: tuple[Path, ...]) -> Literals:
+    Returns:
+        Values that they assign, and the text of statements that are not literals, by name or by "line 12".
+    """
     if Path(os.path.realpath(path)) in below:  # `Path.resolve` raises a `RuntimeError` for a link to itself
         raise UserError(
             "the file is its own base",
@@ -61,16 +53,16 @@ def _read(path: Path, below: tuple[Path, ...]) -> Literals:
         )
     own = _parse(path)
     bases = own.values.get(BASE, [])
-    merged = Literals()
+    merged = FormerSettings({})
     for base in bases if isinstance(bases, list | tuple) else [bases]:
-        _merge(merged, _read(path.parent / str(base).replace("\0", ""), (*below, Path(os.path.realpath(path)))))
+        _merge(merged, read(path.parent / str(base).replace("\0", ""), (*below, Path(os.path.realpath(path)))))
     _merge(merged, own)
     merged.values = _without_marks(merged.values)
     return merged
 
 
-def _parse(path: Path) -> Literals:
-    result = Literals()
+def _parse(path: Path) -> FormerSettings:
+    result = FormerSettings({})
     try:
         tree = ast.parse(user_files.read_bytes(path, user_files.SETTINGS), filename=str(path))
         for statement in tree.body:
@@ -91,7 +83,7 @@ def _parse(path: Path) -> Literals:
     return result
 
 
-def _statement(statement: ast.stmt, result: Literals) -> None:
+def _statement(statement: ast.stmt, result: FormerSettings) -> None:
     """Read what a statement assigns, or list it as unread and forget all names that it may have changed."""
     try:
         assigned = _assigned(statement, result.values)
@@ -185,7 +177,7 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _merge(onto: Literals, later: Literals) -> None:
+def _merge(onto: FormerSettings, later: FormerSettings) -> None:
     onto.values = _merged(onto.values, later.values)
     for name in later.values:
         onto.unread.pop(name, None)
