@@ -16,8 +16,8 @@ from refused import refused
 from typer.testing import CliRunner
 
 from reelworks.annexes.imports import importer
-from reelworks.annexes.imports.importer import Imported
 from reelworks.annexes.imports.draft import FormerSettings
+from reelworks.annexes.imports.importer import Imported
 from reelworks.annexes.imports.opensora import literals
 from reelworks.annexes.imports.request import ImportRequest
 from reelworks.annexes.imports.rules import Fate

@@ -11,6 +11,7 @@ from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, ImportedKey, Outcome
 from reelworks.annexes.imports.values import text
 from reelworks.core.shape import Geometry
+from reelworks.data.catalog.scan import caption_names
 from reelworks.models import components, registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.models.family import Conditioning, Preset
@@ -30,6 +31,13 @@ def place(draft: ImportDraft, number: int, path: str) -> str:
 def path(value: Any, draft: ImportDraft) -> Outcome:
     """Take the folder of the dataset with the setting's own number."""
     return Fate.TAKEN, place(draft, draft.numbers[0], text(value))
+
+
+def caption_extension(value: Any, draft: ImportDraft) -> Outcome:
+    """Accept the endings of caption files that are read here."""
+    if f".{str(value).lstrip('.')}" in caption_names.SUFFIXES:
+        return Fate.DEFAULT, "caption files end in .txt or .caption; the first that is there is read"
+    return Fate.TO_FILL_IN, "caption files end in .txt or .caption: rename them"
 
 
 def output(value: Any, draft: ImportDraft) -> Outcome:

@@ -46,6 +46,10 @@ class FormerSettings:
         """Return the values whose names begin with this one and a dot, by the rest of their names."""
         return {key[len(name) + 1 :]: value for key, value in self.values.items() if key.startswith(f"{name}.")}
 
+    def each(self, name: str, key: str, default: Any = None) -> list[Any]:
+        """Return the values of a setting that each element of a list has."""
+        return [self.get(f"{name}.{number}.{key}", default) for number in range(self.count(name))]
+
     def count(self, name: str) -> int:
         """Return the number of elements of a list."""
         numbers = (key[len(name) + 1 :].partition(".")[0] for key in self.values if key.startswith(f"{name}."))

@@ -79,7 +79,10 @@ _STOPS: dict[str, tuple[Fate, _Stop]] = {
         Fate.NO_MEANING,
         lambda told, _, draft: None if draft.beside(told) is None else f"{told} decides",
     ),
-    "belongs_to": (Fate.NO_MEANING, lambda told, _, draft: None if draft.beside(told) else f"it belongs to {told.rpartition('.')[2]}"),
+    "belongs_to": (
+        Fate.NO_MEANING,
+        lambda told, _, draft: None if draft.beside(told) else f"it belongs to {told.rpartition('.')[2]}",
+    ),
     "given": (Fate.NO_MEANING, _given),
     "with": (Fate.NO_MEANING, _by(lambda wanted, value, draft: not all(_are(wanted, draft)))),
     "without": (Fate.NO_MEANING, _by(lambda wanted, value, draft: any(_are(wanted, draft)))),

@@ -28,18 +28,11 @@ from reelworks.data.catalog.scan.scan import ScanProgress
 from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.recipe import Recipe
 
-TRAINERS: dict[str, FormerTrainer] = {}
+TRAINERS: dict[str, FormerTrainer] = {
+    trainer.name: trainer
+    for trainer in (AI_TOOLKIT, DIFFUSION_PIPE, MUSUBI, ONETRAINER, OPEN_SORA, SD_SCRIPTS, SIMPLETUNER)
+}
 _SILENT = "the source of {} does not tell what becomes of a clip"
-
-
-def register(trainer: FormerTrainer) -> None:
-    """Let files of a trainer be recognised, and `--from` take its name."""
-    assert trainer.name not in TRAINERS, trainer.name
-    TRAINERS[trainer.name] = trainer
-
-
-for _trainer in (AI_TOOLKIT, DIFFUSION_PIPE, MUSUBI, ONETRAINER, OPEN_SORA, SD_SCRIPTS, SIMPLETUNER):
-    register(_trainer)
 
 
 @dataclass(frozen=True)

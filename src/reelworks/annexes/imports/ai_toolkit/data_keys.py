@@ -8,7 +8,6 @@ from reelworks.annexes.imports import datasets, rules, sizes
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 from reelworks.annexes.imports.sizes import Sizes
-from reelworks.data.catalog.scan import caption_names
 
 
 def sizes_of(settings: FormerSettings, number: int) -> list[Any]:
@@ -65,13 +64,6 @@ def _folder(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, datasets.place(draft, number, value)
 
 
-def _extension(value: Any, draft: ImportDraft) -> Outcome:
-    suffix = f".{str(value).lstrip('.')}"
-    if suffix in caption_names.SUFFIXES:
-        return Fate.DEFAULT, f"captions are read from {' and '.join(caption_names.SUFFIXES)} files beside the clips"
-    return Fate.NOT_POSSIBLE, f"captions are read from {' and '.join(caption_names.SUFFIXES)} files: rename them"
-
-
 def _default_caption(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set("dataset.*.missing_caption", value if isinstance(value, str) else "")
 
@@ -81,11 +73,8 @@ def _trigger(value: Any, draft: ImportDraft) -> Outcome:
         if not draft.numbers or draft.settings.get("trigger_word"):
             return Fate.DEFAULT, "none"
         return Fate.TAKEN, f"{draft.set('dataset.*.trigger', '')}: [trigger] and [name] are taken out"
-    mine = draft.numbers[:1] or tuple(
-        number
-        for number in range(draft.settings.count("datasets"))
-        if not draft.settings.get(f"datasets.{number}.trigger_word")
-    )
+    own = draft.settings.each("datasets", "trigger_word")
+    mine = draft.numbers[:1] or [number for number, word in enumerate(own) if not word]
     for number in mine:
         if draft.settings.get(f"datasets.{number}.is_reg") is not True:
             draft.set(f"dataset.{number}.trigger", value)
@@ -110,10 +99,7 @@ def _control(value: Any, draft: ImportDraft) -> Outcome:
 
 def _dropout(value: Any, draft: ImportDraft) -> Outcome:
     """Convert the share of clips without caption, which each dataset has for itself in ai-toolkit."""
-    rates = [
-        float(draft.settings.get(f"datasets.{number}.caption_dropout_rate", 0.0))
-        for number in range(draft.settings.count("datasets"))
-    ]
+    rates = [float(rate) for rate in draft.settings.each("datasets", "caption_dropout_rate", 0.0)]
     remark = draft.set("objective.caption_dropout", rates[0])
     if len({*rates}) > 1:
         return Fate.NOT_POSSIBLE, f"all datasets have the same rate here, that of the first: {remark}"
@@ -122,11 +108,8 @@ def _dropout(value: Any, draft: ImportDraft) -> Outcome:
 
 def _num_frames(value: Any, draft: ImportDraft) -> Outcome:
     number, wanted = draft.numbers[0], int(value)
-    moves = any(
-        draft.settings.get(f"datasets.{other}.num_frames", 1) != 1
-        or draft.settings.get(f"datasets.{other}.auto_frame_count") is True
-        for other in range(draft.settings.count("datasets"))
-    )
+    moves = any(frames != 1 for frames in draft.settings.each("datasets", "num_frames", 1))
+    moves |= True in draft.settings.each("datasets", "auto_frame_count")
     if wanted == 1:
         if moves and draft.settings.get(f"datasets.{number}.auto_frame_count") is not True:
             draft.set(f"dataset.{number}.filter", "kind == 'image'")
@@ -159,9 +142,8 @@ def _any_flag(key: str, target: str, value: Any) -> Rule:
     def handle(own: Any, draft: ImportDraft) -> Outcome:
         if not own:
             return Fate.DEFAULT, "off"
-        others = [draft.settings.get(f"datasets.{n}.{key}") for n in range(draft.settings.count("datasets"))]
         remark = draft.set(target, value)
-        return Fate.TAKEN, remark if all(others) else f"{remark}, for all datasets"
+        return Fate.TAKEN, remark if all(draft.settings.each("datasets", key)) else f"{remark}, for all datasets"
 
     return handle
 

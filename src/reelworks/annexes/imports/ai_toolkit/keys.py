@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reelworks.annexes.imports import tables
+from reelworks.annexes.imports import datasets, tables
 from reelworks.annexes.imports.ai_toolkit import data_keys, model_keys, run_keys, train_keys
 from reelworks.annexes.imports.draft import FormerSettings
 
@@ -12,7 +12,7 @@ _TABLE = tables.table("ai_toolkit", "defaults")
 FIRST: list[str] = _TABLE["first"]
 
 
-RULES = tables.read("ai_toolkit", "keys", run_keys, model_keys, data_keys, train_keys)
+RULES = tables.read("ai_toolkit", "keys", datasets, run_keys, model_keys, data_keys, train_keys)
 # A whole table may be null.
 RULES |= {name[:-2]: rule for name, rule in RULES.items() if name.endswith(".*") and name[:-2] not in RULES}
 

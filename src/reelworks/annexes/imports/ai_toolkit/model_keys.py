@@ -91,4 +91,3 @@ def _weights_named(value: Any, draft: ImportDraft) -> Outcome:
 def has_network(settings: FormerSettings) -> bool:
     """Whether a LoRA is trained, and not all weights."""
     return any(key == "network" or key.startswith("network.") for key in settings.values)
-

@@ -79,4 +79,3 @@ def _output(value: Any, draft: ImportDraft) -> Outcome:
 
 def _previews_of_samples(value: Any, draft: ImportDraft) -> Outcome:
     return (Fate.TAKEN, "samples.prompts") if draft.get("samples.prompts") else _previews(value, draft)
-

@@ -85,20 +85,6 @@ def _timesteps(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.NOT_POSSIBLE, f"{remark} replaces it"
 
 
-def _flat_timesteps(value: Any, draft: ImportDraft) -> Outcome:
-    remark = draft.set("objective.loss_weighting", "bell")
-    if draft.key == "train.linear_timesteps2":
-        return Fate.NOT_POSSIBLE, f"{remark}; its weights do not fall towards noise"
-    return Fate.TAKEN, f'objective.timestep_sampling = "uniform", {remark}'
-
-
-def _emphasis(value: Any, draft: ImportDraft) -> Outcome:
-    mean = 1.0 if value == "content" else -1.0
-    return Fate.NOT_POSSIBLE, (
-        f"its cubic density is not there: objective.timestep_sampling = 'logit-normal' with objective.logit_mean = {mean} is similar"
-    )
-
-
 def _limit(value: Any, draft: ImportDraft) -> Outcome:
     """Convert the first and last index of its descending timesteps to a range."""
     low, high = (draft.settings.get(f"train.{which}_denoising_steps", end) for which, end in (("min", 0), ("max", 999)))

@@ -15,7 +15,6 @@ from reelworks.annexes.imports.draft import FormerSettings
 
 _MOST_BUCKETS = 1000
 _DIGITS = 3  # to which aspect ratios and sides are rounded
-# Settings that fix the buckets, beside resolutions.
 
 
 @dataclass(frozen=True)
@@ -23,24 +22,20 @@ class Directory:
     """A `[[directory]]`.
 
     Attributes:
-        path: Its folder, as written.
         sides: Sides of squares, to whose areas each clip is brought, one after the other.
         ratios: Aspect ratios, as width / height.
         frames: Frame counts, ascending, with 1 for pictures.
         sizes: Fixed sizes as (width, height, frames) in place of the three above; the longest first.
         repeats: Passes over its clips in an epoch.
         shuffled: Number of captions with shuffled tags, each of which is an example of its own; 0 if none is shuffled.
-        skips_uncaptioned: Whether clips without a caption file are left out.
     """
 
-    path: str
     sides: tuple[float, ...]
     ratios: tuple[float, ...]
     frames: tuple[int, ...]
     sizes: tuple[tuple[int, int, int], ...]
     repeats: float
     shuffled: int
-    skips_uncaptioned: bool
 
     @property
     def uses(self) -> float:
@@ -65,14 +60,12 @@ def _directory(settings: FormerSettings, number: int) -> Directory:
     sizes = tuple(starmap(_size, get("size_buckets") or ()))
     shuffled = values.whole(get("cache_shuffle_num", 0), 0)
     return Directory(
-        path=str(get("path", "")),
         sides=() if sizes else tuple(sorted({round(_side(each), _DIGITS) for each in _list(get("resolutions", ()))})),
         ratios=() if sizes else tuple(sorted({round(each, _DIGITS) for each in _ratios(get)})),
         frames=tuple(sorted({1, *(values.whole(each) for each in _list(get("frame_buckets", [1])))})),
         sizes=tuple(sorted(sizes, key=lambda size: size[2], reverse=True)),
         repeats=values.number(get("num_repeats", 1), 1e-6, values.MOST),
         shuffled=shuffled or int(values.flag(get("shuffle_tags", False))),
-        skips_uncaptioned=values.flag(get("skip_empty_caption", True)),
     )
 
 

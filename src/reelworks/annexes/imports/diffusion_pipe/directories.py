@@ -40,7 +40,7 @@ def _skip(value: Any, draft: ImportDraft, number: int) -> str:
 
 
 def _frames(value: Any, draft: ImportDraft) -> Outcome:
-    lengths = [draft.settings.get(f"directory.{n}.frame_buckets") for n in range(draft.settings.count("directory"))]
+    lengths = draft.settings.each("directory", "frame_buckets")
     if draft.key.startswith("directory.") and any(each != value for each in lengths) and len(value) > 2:
         return Fate.NOT_POSSIBLE, "[[bucket]] num_frames: videos take longer lengths of other directories too"
     return Fate.TAKEN, "[[bucket]] num_frames, and dataset.lengths where directories differ"
@@ -58,11 +58,8 @@ def _inherited(set_one: str) -> Rule:
 
     def handle(value: Any, draft: ImportDraft) -> Outcome:
         name = draft.key.rpartition(".")[2]
-        numbers = draft.numbers[:1] or [
-            number
-            for number in range(draft.settings.count("directory"))
-            if f"directory.{number}.{name}" not in draft.settings.values
-        ]
+        others = enumerate(draft.settings.each("directory", name))
+        numbers = draft.numbers[:1] or [number for number, own in others if own is None]
         remarks = ", ".join(filter(None, (_SETTERS[set_one](value, draft, number) for number in numbers)))
         return (Fate.TAKEN, remarks) if remarks else (Fate.DEFAULT, "as here")
 

@@ -127,4 +127,3 @@ def _processes(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.NO_MEANING, f"start as many processes: torchrun --nproc-per-node {gpus}"
     steps = max(gpus // stages, 1) * values.whole(draft.settings.get("gradient_accumulation_steps", 1))
     return Fate.TAKEN, f"{draft.set('train.micro_batches_per_step', steps)}, for {gpus} GPUs of {stages} stages"
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reelworks.annexes.imports import datasets, densities, rules, values
+from reelworks.annexes.imports import datasets, densities, values
 from reelworks.annexes.imports.diffusion_pipe import data
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome
@@ -64,4 +64,3 @@ def _cfg(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.NOT_POSSIBLE, "targets are guided only for a LoRA"
     remark = draft.set("objective.target_guidance_scale", scale)
     return Fate.TAKEN, f"{remark}; the part without caption is predicted by the base, and not by the LoRA"
-

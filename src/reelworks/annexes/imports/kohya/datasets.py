@@ -12,11 +12,10 @@ from typing import Any
 from reelworks.annexes.imports.datasets import set_name
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome
-from reelworks.annexes.imports.values import number_of, whole_of
+from reelworks.annexes.imports.values import number_of
 
 PLACEHOLDER = "pictures"
 _MOST_LINES = 1_000_000
-_EXTENSIONS = (".txt", ".caption")
 
 
 def path(value: Any, draft: ImportDraft) -> Outcome:
@@ -50,14 +49,6 @@ def _root(name: str) -> str | None:
     except (OSError, ValueError, AttributeError, RecursionError):
         return None
     return None if root == "/" or not folders or any(".." in folder.split("/") for folder in folders) else root
-
-
-def caption_extension(value: Any, draft: ImportDraft) -> Outcome:
-    """Accept the endings of caption files that are read here."""
-    ending = f".{str(value).lstrip('.')}"
-    if ending in _EXTENSIONS:
-        return Fate.DEFAULT, "caption files end in .txt or .caption; the first that is there is read"
-    return Fate.TO_FILL_IN, "caption files end in .txt or .caption: rename them"
 
 
 def name_all(draft: ImportDraft) -> None:

@@ -37,7 +37,8 @@ def sampling(value: Any, draft: ImportDraft, *, default_shift: float, shifts_sig
     name, get = str(value), draft.settings.get
     scale = number_of(get("sigmoid_scale", 1.0))
     if name == "sigma":
-        return _sigma(draft, number_of(get("discrete_flow_shift", default_shift)) if shifts_sigma else None)
+        shift = number_of(get("discrete_flow_shift", default_shift)) if shifts_sigma else None
+        return Fate.TAKEN, by_scheme(str(get("weighting_scheme", "none")), draft, shift)
     if name == "uniform":
         return Fate.TAKEN, _set(draft, "uniform", None)
     if name == "sigmoid":
@@ -59,14 +60,15 @@ def sampling(value: Any, draft: ImportDraft, *, default_shift: float, shifts_sig
     return Fate.TAKEN, f"{remark}, that of {math.isqrt(area)} × {math.isqrt(area)} pixels; there it falls with the size"
 
 
-def _sigma(draft: ImportDraft, shift: float | None) -> Outcome:
-    scheme, get = str(draft.settings.get("weighting_scheme", "none")), draft.settings.get
-    if scheme == "logit_normal":  # an index u means the timestep 1 - u
+def by_scheme(scheme: str, draft: ImportDraft, shift: float | None, sign: int = -1) -> str:
+    """Set the density of a `weighting_scheme`, whose number u means the timestep 1 - u, or u if `sign` is 1."""
+    get = draft.settings.get
+    if scheme == "logit_normal":
         mean, std = number_of(get("logit_mean", 0.0)), number_of(get("logit_std", 1.0))
-        return Fate.TAKEN, _set(draft, "logit-normal", shift, -mean, std)
+        return _set(draft, "logit-normal", shift, sign * mean, std)
     if scheme == "mode":
-        return Fate.TAKEN, _set(draft, "mode", shift, scale=number_of(get("mode_scale", 1.29)))
-    return Fate.TAKEN, _set(draft, "uniform", shift)
+        return _set(draft, "mode", shift, scale=number_of(get("mode_scale", 1.29)))
+    return _set(draft, "uniform", shift)
 
 
 def _set(

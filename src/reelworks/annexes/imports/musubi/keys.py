@@ -96,4 +96,4 @@ LENGTHS = ("target_frames", "max_frames")
 RULES = tables.read("kohya", "keys", training, adapters, previews) | tables.read(
     "musubi", "keys", training, timesteps, sys.modules[__name__]
 )
-DATASETS = tables.read("musubi", "datasets", datasets, sys.modules[__name__])
+DATASETS = tables.read("musubi", "datasets", datasets_here, datasets, sys.modules[__name__])

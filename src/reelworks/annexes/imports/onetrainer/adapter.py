@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from reelworks.annexes.imports import rules, values
+from reelworks.annexes.imports import rules
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.onetrainer import layers, parts
 from reelworks.annexes.imports.rules import Fate, Outcome

@@ -24,7 +24,9 @@ from reelworks.annexes.imports.trainer import FormerTrainer, convert_by_rules
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
 
-_RULES = tables.read("onetrainer", "keys", datasets, keys, parts, objective, adapter, rates, concepts) | parts.of_parts()
+_RULES = (
+    tables.read("onetrainer", "keys", datasets, keys, parts, objective, adapter, rates, concepts) | parts.of_parts()
+)
 _LISTS = {"concepts": "concept_file_name", "samples": "sample_definition_file_name"}
 
 

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from reelworks.annexes.imports import datasets as datasets_here
 from reelworks.annexes.imports import rules, tables
-from reelworks.annexes.imports.datasets import as_text
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya import adapters, datasets, previews, timesteps, training
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
-from reelworks.annexes.imports.values import is_on, number_of
+from reelworks.annexes.imports.values import is_on, number_of, text
 
 _TEXT = "text encoders keep their weights: only the denoiser is trained"
 _PARTS = "the text encoders and the autoencoder of the release are used: text_encoder.weights, autoencoder.weights"
@@ -56,18 +56,9 @@ def _weighting(value: Any, draft: ImportDraft) -> Outcome:
 
 def _sd3_density(value: Any, draft: ImportDraft) -> Outcome:
     """Convert SD3's density, in which the drawn number is the timestep itself."""
-    get = draft.settings.get
-    shift = number_of(get("training_shift", 1.0))
-    parts = {"logit_normal": "logit-normal", "mode": "mode"}
-    told = [draft.set("objective.timestep_sampling", parts.get(str(value), "uniform"))]
-    if value == "logit_normal":
-        told.append(draft.set("objective.logit_mean", number_of(get("logit_mean", 0.0))))
-        told.append(draft.set("objective.logit_std", number_of(get("logit_std", 1.0))))
-    if value == "mode":
-        told.append(draft.set("objective.mode_scale", number_of(get("mode_scale", 1.29))))
-    told.append(draft.set("objective.timestep_shift", None if shift == 1 or shift <= 0 else shift))
-    _, weight = timesteps.weighting(value, draft)
-    return Fate.TAKEN, ", ".join([*told, *([weight] if value in ("sigma_sqrt", "cosmap") else [])])
+    remark = timesteps.by_scheme(str(value), draft, number_of(draft.settings.get("training_shift", 1.0)), sign=1)
+    fate, weight = timesteps.weighting(value, draft)
+    return Fate.TAKEN, f"{remark}, {weight}" if fate is Fate.TAKEN else remark
 
 
 def _bound(value: Any, draft: ImportDraft) -> Outcome:
@@ -87,8 +78,6 @@ def _loss(value: Any, draft: ImportDraft) -> Outcome:
     if value == "l1":
         draft.set("objective.huber_delta", 0.001)
         return Fate.NOT_POSSIBLE, f"{draft.set('objective.loss', 'smooth-l1')} with a small delta replaces it"
-    if value not in HUBER:
-        return Fate.NOT_POSSIBLE, "this distance is not there; the squared error replaces it"
     return (
         Fate.TAKEN,
         f"{draft.set('objective.loss', HUBER[value])}; there the bend is smooth, and the loss twice as large",
@@ -140,19 +129,6 @@ def _text_rate(value: Any, draft: ImportDraft) -> Outcome:
     return rules.text_rate(value, draft, draft.settings.get("optimizer_type"))
 
 
-def _layers_of_clip(rule: Rule) -> Rule:
-    """Take the layers that text encoders of SD 1.5 have, and use a rule for others."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        if value == 1 and family_of(draft) == "sd1.5":
-            return Fate.DEFAULT, "the last layer gives embeddings"
-        if value == 2 and draft.get("text_encoder.name") == "sd1.5":
-            return Fate.TAKEN, draft.set("text_encoder.name", "sd1.5-clip-skip-2")
-        return rule(value, draft)
-
-    return handle
-
-
 def _masks(value: Any, draft: ImportDraft) -> Outcome:
     if is_on(value) and not any(draft.get(f"dataset.{n}.loss_mask") for n in range(draft.count("dataset"))):
         return Fate.TO_FILL_IN, "masks are pictures in a folder: set dataset.loss_mask"
@@ -170,19 +146,14 @@ def _metadata(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.NOT_POSSIBLE, "captions are in text files beside the pictures, or in a .csv, .parquet or .jsonl"
 
 
-def _prefix(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.TAKEN, _template(draft, "{} {text}", value)
+def _template(form: str) -> Rule:
+    """Put words around the captions of a dataset."""
 
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        key, words = "dataset.*.caption", datasets_here.as_text(text(value))
+        return Fate.TAKEN, draft.set(key, form.replace("{}", words).replace("{text}", draft.get(key, "{text}")))
 
-def _suffix(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.TAKEN, _template(draft, "{text} {}", value)
-
-
-def _template(draft: ImportDraft, form: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    key = "dataset.*.caption"
-    return draft.set(key, form.replace("{}", as_text(value)).replace("{text}", str(draft.get(key, "{text}"))))
+    return handle
 
 
 def _wildcard(value: Any, draft: ImportDraft) -> Outcome:
@@ -215,4 +186,4 @@ def _folder(value: Any, draft: ImportDraft) -> Outcome:
 RULES = tables.read("kohya", "keys", training, adapters, previews) | tables.read(
     "sd_scripts", "keys", training, timesteps, sys.modules[__name__]
 )
-DATASETS = tables.read("sd_scripts", "datasets", datasets, sys.modules[__name__])
+DATASETS = tables.read("sd_scripts", "datasets", datasets_here, datasets, sys.modules[__name__])

@@ -121,8 +121,7 @@ def _hub(value: Any, draft: ImportDraft) -> Outcome:
 def _identity(value: Any, draft: ImportDraft) -> Outcome:
     """Name the dataset as its backend, if its path does not come with a name that another one has."""
     number, settings = draft.numbers[0], draft.settings
-    taken = [settings.get(f"data.{other}.id") for other in range(settings.count("data"))]
-    if not isinstance(value, str) or not value.strip() or taken.count(value) > 1:
+    if not isinstance(value, str) or not value.strip() or settings.each("data", "id").count(value) > 1:
         return Fate.NO_MEANING, f"dataset.{number}.name"
     return Fate.TAKEN, draft.set(f"dataset.{number}.name", value)
 
@@ -180,15 +179,7 @@ def _terms(settings: FormerSettings, number: int) -> Iterator[str]:
         fewest = settings.get(f"data.{number}.video.min_frames", frames)
         yield f"num_frames >= {models.frames_there(settings, int(fewest))}"
         if is_given(most := settings.get(f"data.{number}.video.max_frames")):
-            yield f"num_frames <= {_most_frames(settings, int(most))}"
-
-
-def _most_frames(settings: FormerSettings, most: int) -> int:
-    """Return the frames of the longest file that is shortened to at most this many."""
-    longest = most
-    while models.frames_there(settings, longest + 1) <= most and longest < most + 8:
-        longest += 1
-    return longest
+            yield f"num_frames <= {models.longest_there(settings, int(most))}"
 
 
 def is_given(value: Any) -> bool:
@@ -225,8 +216,7 @@ def _crop(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _crop_style(value: Any, draft: ImportDraft) -> Outcome:
-    settings = draft.settings
-    if not any(settings.get(f"data.{number}.crop") for number in range(settings.count("data"))):
+    if not any(draft.settings.each("data", "crop")):
         return Fate.NO_MEANING, "nothing but the rest beside a bucket is cropped"
     if value in _CROPS:
         return Fate.TAKEN, draft.set("data.crop", _CROPS[value])
@@ -277,4 +267,3 @@ def _companion(value: Any, draft: ImportDraft) -> Outcome:
 def _first_frame(value: Any, draft: ImportDraft) -> Outcome:
     share = float(draft.settings.get("ltx_i2v_prob", 0.1)) if models.family(draft.settings).startswith("ltx") else 1.0
     return Fate.TAKEN, draft.set("objective.mask_ratios.image_head", share)
-

@@ -6,7 +6,7 @@ from typing import Any
 
 from reelworks.annexes.imports import rules, tables
 from reelworks.annexes.imports.draft import ImportDraft
-from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.annexes.imports.simpletuner import models
 
 _TABLE = tables.table("simpletuner", "layers")
@@ -97,4 +97,3 @@ def _base(value: Any, draft: ImportDraft) -> Outcome:
     remark = draft.set("lora.base", base)
     exact = name.startswith(("int8-", "fp8-", "nf4-bnb"))
     return (Fate.TAKEN, remark) if exact else (Fate.NOT_POSSIBLE, f"{remark} replaces it")
-

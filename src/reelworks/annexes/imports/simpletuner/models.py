@@ -69,6 +69,11 @@ def frames_there(settings: FormerSettings, frames: int) -> int:
     return max((frames - 1) // 8 * 8 + 1, 1) if family(settings) in _EIGHTS else frames
 
 
+def longest_there(settings: FormerSettings, frames: int) -> int:
+    """Return the number of frames of the longest file that it shortens to at most this many."""
+    return (frames - 1) // 8 * 8 + 8 if family(settings) in _EIGHTS else frames
+
+
 def choose(draft: ImportDraft) -> None:
     """Put the model into the draft; raises `UserError`, one line, for a model that is not there."""
     settings = draft.settings

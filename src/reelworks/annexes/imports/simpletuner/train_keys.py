@@ -143,4 +143,3 @@ def _loss(value: Any, draft: ImportDraft) -> Outcome:
         draft.set("objective.huber_schedule", "exponential")
     remark = f"{draft.set('objective.loss', value.replace('_', '-'))}, whose bend is sharper"
     return rules.exact_or_nearest(remark, "its bound is the same at all timesteps" if schedule == "snr" else "")
-
