@@ -77,6 +77,16 @@ def takes_no(draft: ImportDraft, what: str) -> Outcome:
     return Fate.NOT_POSSIBLE, f"{draft.get('model.name')} takes no {what} here: the clips are trained without them"
 
 
+def set_companions(draft: ImportDraft, number: int, folders: Sequence[str], what: str) -> Outcome:
+    """Give folders of pictures beside the clips of a dataset to the model as what it takes: sources of edits, or a control."""
+    takes = conditioning_of(draft).companions.takes
+    if "source" in takes:
+        return Fate.TAKEN, draft.set(f"dataset.{number}.source", [*folders] if len(folders) > 1 else folders[0])
+    if "control" in takes and len(folders) == 1:
+        return Fate.TAKEN, draft.set(f"dataset.{number}.control", folders[0])
+    return takes_no(draft, what)
+
+
 def needs_picture(draft: ImportDraft) -> bool:
     """Return whether the draft's model is given a picture with each prompt of a preview."""
     wants = conditioning_of(draft)

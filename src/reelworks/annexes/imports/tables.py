@@ -64,7 +64,8 @@ def read(folder: str, name: str, *modules: ModuleType) -> dict[str, Rule]:
 
 
 def fitting(known: Mapping[str, T], name: Any) -> T:
-    """Return what the first pattern that fits a name has; the last of a table fits all. Raises `TypeError` for no name."""
-    if isinstance(name, list | dict):
-        raise TypeError("no name")
-    return next(value for pattern, value in known.items() if fnmatchcase(str(name), pattern))
+    """Return what the first pattern that fits a name has. Raises `ValueError` for a name that none fits, and for what is none."""
+    for pattern, value in known.items():
+        if not isinstance(name, list | dict) and fnmatchcase(str(name), pattern):
+            return value
+    raise ValueError("no such name")

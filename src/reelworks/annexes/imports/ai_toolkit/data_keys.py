@@ -87,14 +87,7 @@ def _control(value: Any, draft: ImportDraft) -> Outcome:
     own = draft.settings.get(f"datasets.{number}.control_path")
     numbered = [draft.settings.get(f"datasets.{number}.control_path_{i}") for i in (1, 2, 3)]
     folders = [folder for folder in (numbered if any(numbered) else own if isinstance(own, list) else [own]) if folder]
-    takes = datasets.conditioning_of(draft).companions.takes
-    if not folders:
-        return Fate.DEFAULT, "none"
-    if "source" in takes:
-        return Fate.TAKEN, draft.set(f"dataset.{number}.source", folders if len(folders) > 1 else folders[0])
-    if "control" in takes and len(folders) == 1:
-        return Fate.TAKEN, draft.set(f"dataset.{number}.control", folders[0])
-    return datasets.takes_no(draft, "control pictures")
+    return datasets.set_companions(draft, number, folders, "control pictures") if folders else (Fate.DEFAULT, "none")
 
 
 def _dropout(value: Any, draft: ImportDraft) -> Outcome:

@@ -10,10 +10,7 @@ from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 
 
 def _control(value: Any, draft: ImportDraft) -> Outcome:
-    takes = datasets.conditioning_of(draft).companions.takes
-    if "source" not in takes:
-        return datasets.takes_no(draft, "pictures to edit")
-    return Fate.TAKEN, draft.set("dataset.*.source", values.text(value))
+    return datasets.set_companions(draft, draft.numbers[0], [values.text(value)], "pictures to edit")
 
 
 def _prefix(value: Any, draft: ImportDraft, number: int) -> str:

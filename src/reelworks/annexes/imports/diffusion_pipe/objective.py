@@ -29,8 +29,6 @@ def _shift(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _flux_shift(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.settings.get("model.shift"):
-        return Fate.NO_MEANING, "model.shift decides"
     sides = sorted({side for each in data.directories(draft.settings) for side in each.sides})
     if not sides:
         return Fate.TO_FILL_IN, "set objective.timestep_shift to that of the size: 1.9 at 512, 3.2 at 1024"

@@ -53,8 +53,6 @@ def begin(draft: ImportDraft, targets: Any, why: str) -> Outcome:
 
 
 def _alpha(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.get("lora.type") == "oft":
-        return Fate.NO_MEANING, "OFT has no scale"
     alpha = number_of(1 if value is None else value)
     if alpha == 0:
         return Fate.TAKEN, "0 is the rank, as by default"

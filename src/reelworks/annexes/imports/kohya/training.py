@@ -130,8 +130,6 @@ def _output_name(value: Any, draft: ImportDraft) -> Outcome:
 
 def _save_epochs(value: Any, draft: ImportDraft) -> Outcome:
     epochs = whole_of(value)
-    if epochs < 1:
-        return Fate.DEFAULT, "off"
     remark = draft.set("checkpoints.at_epoch_end", True)
     if draft.settings.get("save_every_n_steps") in (None, 0):
         draft.set("checkpoints.every_steps", None)
@@ -151,8 +149,6 @@ def _kept_steps(target: str) -> Rule:
 
 
 def _processes(value: Any, draft: ImportDraft) -> Outcome:
-    if whole_of(value) <= 1:
-        return Fate.DEFAULT, "one process"
     return Fate.NO_MEANING, f"start `torchrun --standalone --nproc-per-node {value} -m reelworks train`"
 
 

@@ -12,7 +12,7 @@ from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya import adapters, datasets, previews, timesteps, training
 from reelworks.annexes.imports.musubi import models
 from reelworks.annexes.imports.rules import Fate, Outcome
-from reelworks.annexes.imports.values import is_on, number_of, whole_of
+from reelworks.annexes.imports.values import is_on, number_of, text, whole_of
 from reelworks.models import registry
 
 DEFAULT_SHIFT = 1.0
@@ -48,14 +48,9 @@ OF_ADAPTERS: Mapping[str, Any] = {"network_dim": 4, "network_alpha": 1}
 
 def _control(value: Any, draft: ImportDraft) -> Outcome:
     """Take the folder of pictures that an edit begins with, if the model takes one."""
-    if not isinstance(value, str) or not value:
-        raise TypeError
-    takes = datasets_here.conditioning_of(draft).companions.takes
-    kind = next((kind for kind in ("source", "control") if kind in takes), None)
-    if kind is None:
-        return datasets_here.takes_no(draft, "pictures beside the caption")
-    remark = draft.set(f"dataset.*.{kind}", str(value))
-    return Fate.TAKEN, f"{remark}; several pictures of a clip, name_0 and name_1, are in a folder each here"
+    fate, remark = datasets_here.set_companions(draft, draft.numbers[0], [text(value)], "pictures beside the caption")
+    several = "; several pictures of a clip, name_0 and name_1, are in a folder each here"
+    return fate, remark + several if fate is Fate.TAKEN else remark
 
 
 def _extraction(value: Any, draft: ImportDraft) -> Outcome:

@@ -48,8 +48,6 @@ def _filter(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _format(value: Any, draft: ImportDraft) -> Outcome:
-    if not parts.trains_adapter(draft) or draft.settings.get("peft_type", "LORA") != "LORA":
-        return Fate.NO_MEANING, "exports.formats is for LoRAs; others are written in the layout of diffusers"
     known = registry.release_of(draft.get("model.name")).formats
     wanted = _FORMATS.get(str(value), "diffusers")
     if wanted in known:

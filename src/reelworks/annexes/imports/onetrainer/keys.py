@@ -13,6 +13,7 @@ from reelworks.core.errors import UserError
 from reelworks.models import registry
 
 _MINUTES = {"SECOND": 1 / 60, "MINUTE": 1.0, "HOUR": 60.0}
+_INTERVALS = {"backup_after": (30, "MINUTE"), "save_every": (0, "NEVER"), "sample_after": (10, "MINUTE")}
 _TABLE = tables.table("onetrainer", "defaults")
 FIRST: list[str] = _TABLE["first"]
 
@@ -60,41 +61,28 @@ def _method(value: Any, draft: ImportDraft) -> Outcome:
     )
 
 
-def _every(draft: ImportDraft, name: str) -> tuple[float, str]:
-    default = {"backup_after": 30, "save_every": 0, "sample_after": 10}[name]
-    unit = {"backup_after": "MINUTE", "save_every": "NEVER", "sample_after": "MINUTE"}[name]
-    return values.number(draft.settings.get(name, default), 0), str(draft.settings.get(f"{name}_unit", unit))
-
-
-def _interval(name: str) -> Rule:
-    """Set when checkpoints are saved; backups and saves are the same here."""
+def _interval(name: str, table: str) -> Rule:
+    """Set when checkpoints are saved or previews made; backups and saves are the same here."""
+    default, unit_by_default = _INTERVALS[name]
 
     def handle(value: Any, draft: ImportDraft) -> Outcome:
-        every, unit = _every(draft, name)
+        every = values.number(draft.settings.get(name, default), 0)
+        unit = str(draft.settings.get(f"{name}_unit", unit_by_default))
         if unit == "NEVER" or not every:
             return Fate.DEFAULT, "only at the end"
-        steps = values.whole(draft.settings.get("gradient_accumulation_steps", 1))
-        if unit == "STEP":
-            return Fate.TAKEN, draft.set("checkpoints.every_steps", max(int(every) // steps, 1))
+        if unit in ("STEP", "ALWAYS"):
+            steps = int(every) // values.whole(draft.settings.get("gradient_accumulation_steps", 1))
+            return Fate.TAKEN, draft.set(f"{table}.every_steps", max(steps, 1) if unit == "STEP" else 1)
+        if table == "samples":
+            return Fate.NOT_POSSIBLE, (
+                "previews are made every so many steps: set samples.every_steps; until then, at the end"
+            )
         if unit in _MINUTES:
             return Fate.TAKEN, draft.set("checkpoints.every_minutes", round(every * _MINUTES[unit], 4))
-        if unit == "ALWAYS":
-            return Fate.TAKEN, draft.set("checkpoints.every_steps", 1)
         remark = draft.set("checkpoints.at_epoch_end", True)
         return (Fate.TAKEN, remark) if every == 1 else (Fate.NOT_POSSIBLE, f"after each epoch: {remark}")
 
     return handle
-
-
-def _previews(value: Any, draft: ImportDraft) -> Outcome:
-    every, unit = _every(draft, "sample_after")
-    steps = values.whole(draft.settings.get("gradient_accumulation_steps", 1))
-    if unit in ("STEP", "ALWAYS") and every:
-        taken = max(int(every) // steps, 1) if unit == "STEP" else 1
-        return Fate.TAKEN, draft.set("samples.every_steps", taken)
-    if unit == "NEVER" or not every:
-        return Fate.DEFAULT, "only at the end"
-    return Fate.NOT_POSSIBLE, "previews are made every so many steps: set samples.every_steps; until then, at the end"
 
 
 def _rolling(value: Any, draft: ImportDraft) -> Outcome:

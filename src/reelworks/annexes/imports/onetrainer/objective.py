@@ -2,70 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from reelworks.annexes.imports import densities, rules, values
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.onetrainer import parts
-from reelworks.annexes.imports.rules import Fate, Outcome
+from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 
 
-def _distribution(value: Any, draft: ImportDraft) -> Outcome:
-    if not draft.is_flow:
-        same = value == "UNIFORM"
-        return (Fate.DEFAULT, "uniform") if same else (Fate.NOT_POSSIBLE, "timesteps of this model are drawn uniformly")
-    weight = values.number(draft.settings.get("noising_weight", 0.0))
-    bias = values.number(draft.settings.get("noising_bias", 0.0))
-    density = _DENSITIES.get(str(value))
-    if density is None:
-        raise ValueError("no such distribution")
-    return density(weight, bias, draft)
+def _weight_and_bias(draft: ImportDraft) -> tuple[float, float]:
+    return values.number(draft.settings.get("noising_weight", 0.0)), values.number(draft.settings.get("noising_bias", 0.0))
 
 
-def _logit_normal(weight: float, bias: float, draft: ImportDraft) -> Outcome:
+def _logit_normal(value: Any, draft: ImportDraft) -> Outcome:
+    weight, bias = _weight_and_bias(draft)
     return Fate.TAKEN, densities.draw(draft, "logit-normal", logit_mean=bias, logit_std=weight + 1)[0]
 
 
-def _cos_map(weight: float, bias: float, draft: ImportDraft) -> Outcome:
-    remark, _ = densities.draw(draft, "uniform")
-    return Fate.TAKEN, f"{remark}, {draft.set('objective.loss_weighting', 'cosmap')}: weights in place of a density"
-
-
-def _parabola(weight: float, bias: float, draft: ImportDraft) -> Outcome:
+def _parabola(value: Any, draft: ImportDraft) -> Outcome:
     """Take the beta distribution of the same spread as 2 − weight · (t − 0.5)², which is beta(2, 2) for 8."""
+    weight, bias = _weight_and_bias(draft)
     if bias or not 0 < weight <= 8:
-        return rules.exact_or_nearest(_logit_normal(0.0, 0.0, draft)[1], _NEAREST)
+        remark, _ = densities.draw(draft, "logit-normal", logit_mean=0.0, logit_std=1.0)
+        return rules.exact_or_nearest(remark, _NEAREST)
     spread = (2 / 12 - weight / 80) / (2 - weight / 12)
     shape = round((1 / (4 * spread) - 1) / 2, 3)
     remark, _ = densities.draw(draft, "beta", beta_alpha=shape, beta_beta=shape)
     return rules.exact_or_nearest(remark, "" if weight == 8 else "it has the same spread, and another form")
 
 
-def _drawn(density: str, *keys: str) -> Callable[[float, float, ImportDraft], Outcome]:
+def _drawn(density: str, keys: Sequence[str] = ()) -> Rule:
     """Take a density whose numbers are the weight and the bias."""
 
-    def handle(weight: float, bias: float, draft: ImportDraft) -> Outcome:
-        remark, exact = densities.draw(draft, density, **dict(zip(keys, (weight, bias), strict=False)))
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        remark, exact = densities.draw(draft, density, **dict(zip(keys, _weight_and_bias(draft), strict=False)))
         return rules.exact_or_nearest(remark, "" if exact else _NEAREST)
 
     return handle
 
 
-def _sigmoid(weight: float, bias: float, draft: ImportDraft) -> Outcome:
+def _sigmoid(value: Any, draft: ImportDraft) -> Outcome:
+    weight, _ = _weight_and_bias(draft)
     return rules.exact_or_nearest(densities.draw(draft, "uniform")[0], _NEAREST if weight else "")
 
 
 _NEAREST = "this density is not there, and the nearest replaces it"
-_DENSITIES: dict[str, Callable[[float, float, ImportDraft], Outcome]] = {
-    "UNIFORM": _drawn("uniform"),
-    "LOGIT_NORMAL": _logit_normal,
-    "HEAVY_TAIL": _drawn("mode", "mode_scale"),
-    "COS_MAP": _cos_map,
-    "SIGMOID": _sigmoid,
-    "INVERTED_PARABOLA": _parabola,
-    "BETA": _drawn("beta", "beta_alpha", "beta_beta"),
-}
 
 
 def _shift(value: Any, draft: ImportDraft) -> Outcome:

@@ -22,7 +22,6 @@ _MODELS: dict[str, str] = _NAMES["models"]
 _CONDITIONS: dict[str, str] = _NAMES["conditions"]
 _TEXTS_2_0 = "black-forest-labs/FLUX.1-dev"
 _SHIFT_2_0 = "opensora-2.0"
-_FRAMES_OF_A_CHUNK = 17
 _PLACEHOLDER = "meta.csv"
 _SECTIONS = ("dataset", "model", "vae", "ae", "text_encoder", "t5", "clip", "scheduler", "optim", "lr_scheduler")
 _SHIFTS = {True: "auto", False: NONE}
@@ -151,12 +150,6 @@ def _conditions(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, remark
 
 
-def _chunk(value: Any, draft: ImportDraft) -> Outcome:
-    if type_of(draft, "vae") == "VideoAutoencoderKL" or value == _FRAMES_OF_A_CHUNK:
-        return Fate.NO_MEANING, "frames are encoded together as published"
-    return Fate.NOT_POSSIBLE, f"{_FRAMES_OF_A_CHUNK} frames are encoded together"
-
-
 def _data_path(value: Any, draft: ImportDraft) -> Outcome:
     if not value:
         placeholder = draft.set("dataset.0.path", _PLACEHOLDER, "to fill in")
@@ -202,12 +195,6 @@ def _fps_max(value: Any, draft: ImportDraft) -> Outcome:
 def _warmup(value: Any, draft: ImportDraft) -> Outcome:
     steps = draft.settings.get("accumulation_steps", 1) if type_of(draft, "model") == "flux" else 1  # counted by batch
     return Fate.TAKEN, draft.set("train.warmup_steps", (value or 0) // steps)
-
-
-def _scheduler_type(value: Any, draft: ImportDraft) -> Outcome:
-    if value not in _NAMES["objectives"]:
-        return Fate.NOT_POSSIBLE, "this objective is not supported; rectified flow replaces it"
-    return Fate.TAKEN, draft.set("objective.name", _NAMES["objectives"][value])
 
 
 def _shift(value: Any, draft: ImportDraft) -> Outcome:

@@ -228,12 +228,9 @@ def _crop_shapes(value: Any, draft: ImportDraft) -> Outcome:
     listed = settings.get(f"data.{number}.crop_aspect_buckets")
     ratios: list[Any] = list(listed) if isinstance(listed, list) else []
     ratios = [each.get("aspect") if isinstance(each, Mapping) else each for each in ratios]
-    drawn = settings.get(f"data.{number}.crop_aspect")
-    if settings.get(f"data.{number}.crop") is not True or drawn not in ("closest", "random"):
-        return Fate.NO_MEANING, "crop_aspect decides"
     draft.set("buckets.max_crop", 0.95)
     remark = draft.set("buckets.aspect_ratios", [f"{float(ratio):g}:1" for ratio in ratios if is_given(ratio)])
-    if drawn == "closest":
+    if settings.get(f"data.{number}.crop_aspect") == "closest":
         return Fate.TAKEN, remark
     return Fate.NOT_POSSIBLE, f"{remark}; each clip has the nearest shape, and none that is drawn"
 

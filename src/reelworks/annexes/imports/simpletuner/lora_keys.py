@@ -12,15 +12,6 @@ from reelworks.annexes.imports.simpletuner import models
 _TABLE = tables.table("simpletuner", "layers")
 
 
-def _model_type(value: Any, draft: ImportDraft) -> Outcome:
-    if value == "full":
-        return Fate.TAKEN, "no [lora]: all weights are trained"
-    if value != "lora":
-        return Fate.NOT_POSSIBLE, "this kind of training is not there: all weights are trained"
-    draft.set("lora.type", "lora")
-    return Fate.TAKEN, "[lora]"
-
-
 def _lora_type(value: Any, draft: ImportDraft) -> Outcome:
     if value == "lycoris":
         if "lycoris.algo" not in draft.settings.values:

@@ -33,8 +33,6 @@ def _preview_size(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _preview_frames(value: Any, draft: ImportDraft) -> Outcome:
-    if not value or datasets.preset_of(draft).config.pictures_only:
-        return Fate.NO_MEANING, "pictures"
     return Fate.TAKEN, draft.set("samples.num_frames", datasets.frames_here(draft, int(value)))
 
 
