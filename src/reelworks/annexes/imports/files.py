@@ -196,7 +196,4 @@ def plain(value: Any) -> Any:
     try:
         return user_files.parse_json(value.lower() if value.lower() in ("true", "false") else value)
     except ValueError:
-        try:
-            return float(value) if re.fullmatch(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?", value) else value
-        except ValueError:
-            return value
+        return float(value) if re.fullmatch(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?", value) else value

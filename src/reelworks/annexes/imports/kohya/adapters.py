@@ -38,6 +38,7 @@ def type_of(draft: ImportDraft) -> str:
 
 def begin(draft: ImportDraft, targets: Any, why: str) -> Outcome:
     """Set the type and the layers of the adapter, which `lora.rank` and others depend on."""
+    draft.begin("network_module")
     theirs = type_of(draft)
     ours = _ALGORITHMS.get(theirs)
     remark = draft.set("lora.type", ours or "lora")
@@ -73,11 +74,7 @@ def finish(draft: ImportDraft) -> None:
     preset = draft.get("model.name")
     if draft.get("lora.type") is None:
         return
-    settings = {
-        key: draft.get(f"lora.{key}")
-        for key in ("type", "rank", "alpha", "dora", "decompose_factor", "decompose_both", "targets")
-        if draft.get(f"lora.{key}") is not None
-    }
+    settings = {key.removeprefix("lora."): draft.get(key) for key in draft.assigned() if key.startswith("lora.")}
     network = registry.PRESETS[preset].config.network
     lora = LoraConfig(**settings)
     formats = [each for each in registry.release_of(preset).formats if _can_write(lora, each, network)]

@@ -14,7 +14,6 @@ from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.annexes.imports.values import number_of
 
-PLACEHOLDER = "pictures"
 _MOST_LINES = 1_000_000
 
 
@@ -51,11 +50,13 @@ def _root(name: str) -> str | None:
     return None if root == "/" or not folders or any(".." in folder.split("/") for folder in folders) else root
 
 
-def name_all(draft: ImportDraft) -> None:
-    """Give several datasets names of their own, by the folders' names."""
-    count = draft.count("dataset")
+def finish(draft: ImportDraft, count: int) -> None:
+    """Give each dataset a path, and several names of their own, by the folders' names."""
+    for number in range(count):
+        if draft.get(f"dataset.{number}.path") is None:
+            draft.set(f"dataset.{number}.path", "pictures", "to fill in")
     for number in range(count if count > 1 else 0):
-        folder = re.split(r"[/\\]", str(draft.get(f"dataset.{number}.path", PLACEHOLDER)).rstrip("/\\"))[-1]
+        folder = re.split(r"[/\\]", str(draft.get(f"dataset.{number}.path")).rstrip("/\\"))[-1]
         set_name(draft, number, re.sub(r"\.(jsonl|csv|parquet)$", "", folder) or f"dataset{number}")
 
 

@@ -72,16 +72,16 @@ class OutcomesByKey:
         """Add the outcome of a setting for one dataset."""
         self._outcomes.setdefault(key, {})[outcome] = None
 
-    def rules(self, levels: Iterable[str], names: Iterable[str], settings: FormerSettings) -> dict[str, Rule]:
+    def rules(self, names: Iterable[str], settings: FormerSettings) -> dict[str, Rule]:
         """Return a rule for each setting that tells its outcome; settings that others replace have no meaning."""
         rules = dict[str, Rule]()
         for key, outcomes in self._outcomes.items():
             worst = min((fate for fate, _ in outcomes), key=_WORST.index)
             rules[key] = _constant((worst, "; ".join(dict.fromkeys(remark for _, remark in outcomes))))
-        known, begins = set(names), tuple(levels)
+        known = set(names)
         for key in settings.values:
             name = key.rpartition(".")[2]
-            if key not in rules and name in known and (key.startswith(begins) or key == name):
+            if key not in rules and name in known and (key.startswith(("general.", "datasets.")) or key == name):
                 rules[key] = _constant((Fate.NO_MEANING, "each dataset has its own value"))
         return rules
 

@@ -23,16 +23,6 @@ _OFF = (False, "False", "false")
 _FLOAT8 = ("fp8_base", "fp8_scaled", "fp8_base_unet")
 
 
-def steps_of(draft: ImportDraft) -> int | None:
-    """Return the number of steps of the run, if it is not given in epochs."""
-    if draft.settings.get("max_train_epochs") is not None:
-        return None
-    try:
-        return max(whole_of(draft.settings.get("max_train_steps", 1600)), 1)
-    except (TypeError, ValueError):
-        return None
-
-
 def optimizer_of(draft: ImportDraft) -> str:
     """Return the name of the trainer's optimizer in lower case, without its package."""
     name = draft.settings.get("optimizer_type")
@@ -106,9 +96,10 @@ def _warmup(value: Any, draft: ImportDraft) -> Outcome:
     if steps >= 1 and not is_percent:  # counted by each process, of which accelerate's schedule takes all at each step
         processes = max(whole_of(draft.settings.get("accelerate.num_processes") or 1), 1)
         return rules.within("train.warmup_steps", 0, whole=True)(round(steps / processes), draft)
-    if (of := steps_of(draft)) is not None:
-        return Fate.TAKEN, f"{draft.set('train.warmup_steps', int(steps * of))}, a share of {of}"
-    return Fate.TAKEN, rates.share(draft, steps)
+    if draft.settings.get("max_train_epochs") is not None:
+        return Fate.TAKEN, rates.share(draft, steps)
+    of = max(whole_of(draft.settings.get("max_train_steps", DEFAULTS["max_train_steps"])), 1)
+    return Fate.TAKEN, f"{draft.set('train.warmup_steps', int(steps * of))}, a share of {of}"
 
 
 def _least_rate(value: Any, draft: ImportDraft) -> Outcome:

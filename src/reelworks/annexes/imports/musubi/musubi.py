@@ -19,8 +19,6 @@ from reelworks.annexes.imports.musubi.musubi_datasets import FOLDERS, datasets_o
 from reelworks.annexes.imports.rules import Fate, ImportedKey
 from reelworks.annexes.imports.trainer import FormerTrainer, choose_model
 
-_LEVELS = ("general.", "datasets.")
-
 
 @final
 class _Musubi(FormerTrainer):
@@ -52,8 +50,6 @@ class _Musubi(FormerTrainer):
         levels.convert(draft, datasets, keys.DATASETS, {}, outcomes)
         draft.begin("")
         for number, sizing in enumerate(sizings):
-            if draft.get(f"dataset.{number}.path") is None:
-                draft.set(f"dataset.{number}.path", dataset_rules.PLACEHOLDER, "to fill in")
             if sizing.is_video and datasets[number].find(draft.settings, "frame_extraction") is None:
                 draft.set("data.clip_start", "start", "default of frame_extraction")
         if len({sizing.is_video for sizing in sizings}) > 1:
@@ -63,16 +59,15 @@ class _Musubi(FormerTrainer):
         sizes.write(draft, sizings)
         sizes.tell(draft, datasets, sizings, outcomes)
         _tell_lengths(draft, datasets, sizings, outcomes)
-        dataset_rules.name_all(draft)
+        dataset_rules.finish(draft, len(datasets))
         draft.set("objective.caption_dropout", 0.0, "captions are never left out there")
         draft.set("encode.store", True, "latents and embeddings are always stored there")
         script = str(draft.settings.get("script", ""))
         if adapters.trains_adapter(draft, script):
-            draft.begin("network_module")
             targets = (draft.settings.get("network_weights") and model.of_files) or model.targets
             outcomes.add("network_module", adapters.begin(draft, targets, "the layers that its network adapts"))
         names = {*keys.DATASETS, *sizes.SETTINGS, *keys.LENGTHS}
-        rules = {**keys.RULES, **outcomes.rules(_LEVELS, names, draft.settings)}
+        rules = {**keys.RULES, **outcomes.rules(names, draft.settings)}
         defaults = {
             **keys.DEFAULTS,
             "timestep_sampling": models.sampling_of(draft.settings),

@@ -254,17 +254,14 @@ def finish(draft: ImportDraft) -> Iterator[ImportedKey]:
             f"no concept is trained: give concepts.json too, or --data DIR in place of the placeholder {placeholder}"
         )
         yield ImportedKey("concepts", draft.settings.get("concept_file_name"), Fate.TO_FILL_IN, remark)
-    taken: set[str] = set()
     for concept, number in found.items():
         draft.begin(f"concepts.{concept}.path")
         if draft.get(f"dataset.{number}.path") is None:
             datasets.place(draft, number, "data")
             yield ImportedKey(draft.key, None, Fate.TO_FILL_IN, "the concept has no path")
         own = draft.settings.get(f"concepts.{concept}.name")
-        name = own if isinstance(own, str) and own.strip() else draft.get(f"dataset.{number}.name")
-        names = (name, *(f"{name}-{i}" for i in range(2, len(found) + 2)))
-        taken.add(name := next(each for each in names if each not in taken))
-        draft.set(f"dataset.{number}.name", name, "identifies its clips")
+        if isinstance(own, str) and own.strip():
+            datasets.set_name(draft, number, own)
         conditions = ["not contains(path, '-masklabel.')", "not contains(path, '-condlabel.')"]
         if draft.settings.get(f"concepts.{concept}.include_subdirectories") is not True:
             conditions.insert(0, "not contains(path, '/')")

@@ -11,7 +11,6 @@ from reelworks.annexes.imports.kohya import reading
 from reelworks.annexes.imports.kohya.levels import FormerDataset, Found
 from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.annexes.imports.sd_scripts.keys import ALSO
-from reelworks.annexes.imports.values import whole_of
 
 _FOR_VALIDATION: Outcome = (
     Fate.NOT_POSSIBLE,
@@ -37,12 +36,8 @@ def repeated_folders(folder: Path) -> list[RepeatedFolder]:
         return []
     for name in names:
         number, _, words = name.partition("_")
-        try:
-            repeats = int(number)
-        except ValueError:
-            continue
-        if 1 <= repeats <= 100_000:
-            found.append(RepeatedFolder(str(folder / name), repeats, words))
+        if number.isdecimal() and 1 <= int(number) <= 100_000:
+            found.append(RepeatedFolder(str(folder / name), int(number), words))
     return found
 
 
@@ -65,7 +60,7 @@ def usable(settings: FormerSettings) -> UsedDatasets:
         if path and not is_list and count_pictures(path) == 0:
             place = dataset.own["image_dir"].key if "image_dir" in dataset.own else dataset.places[0]
             left_out[place] = Fate.TAKEN, f"{path} has no pictures, and is left out, as there"
-        elif _repeats(settings, dataset) < 1:
+        elif dataset.get(settings, "num_repeats", 1) < 1:
             left_out[dataset.places[0]] = Fate.TAKEN, "a folder without repeats is left out, as there"
         elif path and (dataset.group, path) in seen:
             left_out[dataset.places[0]] = Fate.TAKEN, "of a folder that a dataset has twice, the first counts, as there"
@@ -91,14 +86,6 @@ def count_pictures(path: str) -> int | None:
 def is_picture(name: str) -> bool:
     """Return whether a file is a picture that sd-scripts reads, by its name."""
     return name.lower().endswith((".png", ".jpg", ".jpeg", ".webp", ".bmp"))
-
-
-def _repeats(settings: FormerSettings, dataset: FormerDataset) -> int:
-    found = dataset.find(settings, "num_repeats")
-    try:
-        return 1 if found is None else whole_of(found.value)
-    except (TypeError, ValueError):
-        return 1
 
 
 def _configured(settings: FormerSettings) -> list[FormerDataset]:

@@ -12,7 +12,6 @@ from reelworks.models import registry
 _TABLE = tables.table("sd_scripts", "models")
 _NOT_HERE: dict[str, str] = _TABLE["not_here"]
 _FAMILIES: dict[str, str] = _TABLE["families"]
-_SD3 = (("3.5_large", "sd3.5-large"), ("35large", "sd3.5-large"), ("3_medium", "sd3-medium"), ("3medium", "sd3-medium"))
 
 
 def is_training(name: str) -> bool:
@@ -66,14 +65,6 @@ def find(draft: ImportDraft) -> tuple[str, str]:
 
 def _preset(draft: ImportDraft, family: str) -> str:
     weights = registry.plain(ends_of(str(draft.settings.get("pretrained_model_name_or_path", ""))))
-    if family == "chroma" or draft.settings.get("model_type") == "chroma":
-        return "chroma1-base" if "chroma1base" in weights else "chroma1-hd"
-    if family == "flux":
-        if "kontext" in weights:
-            return "flux-kontext"
-        return "flux-schnell" if "schnell" in weights else "flux-dev"
-    if family == "sd3":
-        return next((preset for word, preset in _SD3 if registry.plain(word) in weights), "sd3.5-medium")
-    if family == "anima":
-        return "anima-2.9b" if "29b" in weights else family
-    return family
+    kind = "chroma" if draft.settings.get("model_type") == "chroma" else family
+    presets: dict[str, str] = _TABLE["presets"].get(kind, {"": family})
+    return next(preset for word, preset in presets.items() if word in weights)

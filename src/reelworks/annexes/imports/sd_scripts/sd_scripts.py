@@ -20,8 +20,6 @@ from reelworks.annexes.imports.trainer import FormerTrainer, choose_model
 from reelworks.annexes.imports.values import is_on
 from reelworks.models import registry
 
-_LEVELS = ("general.", "datasets.")
-
 
 @final
 class _SdScripts(FormerTrainer):
@@ -60,20 +58,20 @@ class _SdScripts(FormerTrainer):
                 outcomes.add(key, left_out[place])
         for number, each in enumerate(datasets):
             _fix_tags(draft, number, each, outcomes)
-        _paths(draft, datasets)
+        for number in range(min(len(datasets), len(draft.request.data))):
+            draft.remove(f"dataset.{number}.root")
         draft.begin("")
         sizes.write(draft, sizings)
         sizes.tell(draft, datasets, sizings, outcomes)
         _tell_longest_sides(draft, datasets, sizings, outcomes)
         _regularise(draft, datasets)
-        dataset_rules.name_all(draft)
+        dataset_rules.finish(draft, len(datasets))
         is_adapter = adapters.trains_adapter(draft, models.script_of(draft) if draft.settings.get("script") else "")
         if is_adapter:
-            draft.begin("network_module")
             own = keys.of_family(draft)
             outcomes.add("network_module", adapters.begin(draft, own.targets, own.why))
         names = {*keys.DATASETS, *sizes.SETTINGS, *keys.ALSO.values()}
-        rules = {**keys.RULES, **outcomes.rules(_LEVELS, names, draft.settings)}
+        rules = {**keys.RULES, **outcomes.rules(names, draft.settings)}
         yield from training.convert(draft, rules, _defaults(draft, is_adapter=is_adapter))
 
 
@@ -118,14 +116,6 @@ def _tell_longest_sides(
         ):
             remark = f"pictures that are no squares are larger here: sides are at most {longest} there, max_bucket_reso"
             outcomes.add(found.key, (Fate.NOT_POSSIBLE, remark))
-
-
-def _paths(draft: ImportDraft, datasets: Sequence[FormerDataset]) -> None:
-    for number in range(len(datasets)):
-        if draft.get(f"dataset.{number}.path") is None:
-            draft.set(f"dataset.{number}.path", dataset_rules.PLACEHOLDER, "to fill in")
-        if number < len(draft.request.data):
-            draft.remove(f"dataset.{number}.root")
 
 
 def _fix_tags(draft: ImportDraft, number: int, dataset: FormerDataset, outcomes: OutcomesByKey) -> None:
