@@ -47,12 +47,6 @@ def _alpha(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set("lora.alpha", float(alpha))
 
 
-def _convolutions(value: Any, draft: ImportDraft) -> Outcome:
-    if models.is_transformer(draft.settings):
-        return Fate.NO_MEANING, "blocks of transformers have no convolutions"
-    return Fate.NOT_POSSIBLE, "convolutions are not adapted"
-
-
 def _layers(value: Any, draft: ImportDraft) -> Outcome:
     names = [value] if isinstance(value, str) else [str(name) for name in value]
     if draft.key.endswith("ignore_if_contains") or any(name.endswith(".") for name in names):

@@ -15,10 +15,6 @@ _SCHEDULES = schedules.of_trainer("ai_toolkit")
 _LEAST_PRODIGY_RATE = 0.1  # a smaller one becomes 1.0 in ai-toolkit
 _RELEASE_SHIFTS = ("shift", "flux_shift", "lumina2_shift")
 _FLAT = ("linear", "weighted", "one_step", "two_step", "four_step", "eight_step", "next_sample")
-_OF_PREVIEWS = (
-    *("prompts", "every_steps", "width", "height"),
-    *("num_frames", "fps", "guidance_scale", "num_inference_steps"),
-)
 
 
 def accumulation(settings: FormerSettings) -> int:
@@ -119,12 +115,11 @@ def _average(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _never(value: Any, draft: ImportDraft) -> Outcome:
-    for key in _OF_PREVIEWS:
-        draft.remove(f"samples.{key}")
+    for key in draft.assigned():
+        if key.startswith("samples."):
+            draft.remove(key)
     return Fate.TAKEN, "no samples.prompts"
 
 
 def _texts(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.settings.get("network.type") is None:
-        return Fate.NOT_POSSIBLE, "text encoders are trained with a LoRA alone"
     return rules.train_texts(draft)

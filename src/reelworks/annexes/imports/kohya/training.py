@@ -78,13 +78,6 @@ def _schedule(value: Any, draft: ImportDraft) -> Outcome:
     return outcome
 
 
-def _cycles(value: Any, draft: ImportDraft) -> Outcome:
-    restarts = draft.settings.get("lr_scheduler") == "cosine_with_restarts"
-    if value in (1, "1", None) or not restarts or draft.get("train.learning_rate_schedule") != "cosine":
-        return rules.only([1, "1", None], "one fall", "a rate falls once here")(value, draft)
-    return rules.within("train.learning_rate_cycles", 1, whole=True)(value, draft)
-
-
 def _warmup(value: Any, draft: ImportDraft) -> Outcome:
     """Convert a number of steps, or a share of all; a constant rate without warm-up refuses any."""
     is_percent = isinstance(value, str) and value.endswith("%")

@@ -12,7 +12,9 @@ from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 
 
 def _weight_and_bias(draft: ImportDraft) -> tuple[float, float]:
-    return values.number(draft.settings.get("noising_weight", 0.0)), values.number(draft.settings.get("noising_bias", 0.0))
+    return values.number(draft.settings.get("noising_weight", 0.0)), values.number(
+        draft.settings.get("noising_bias", 0.0)
+    )
 
 
 def _logit_normal(value: Any, draft: ImportDraft) -> Outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from reelworks.annexes.imports import optimizers as former_optimizers
-from reelworks.annexes.imports import rates, rules, schedules, tables, values
+from reelworks.annexes.imports import rates, schedules, tables, values
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.onetrainer import optimizers, parts
 from reelworks.annexes.imports.rules import Fate, Outcome
@@ -42,13 +42,6 @@ def _schedule(value: Any, draft: ImportDraft) -> Outcome:
     if factor:
         remark += f", {draft.set('train.final_learning_rate', factor * draft.get('train.learning_rate', 1e-4))}"
     return fate, remark
-
-
-def _cycles(value: Any, draft: ImportDraft) -> Outcome:
-    restarts = draft.settings.get("learning_rate_scheduler") == "COSINE_WITH_HARD_RESTARTS"
-    if value == 1 or not restarts or draft.get("train.optimizer") == "schedulefree":
-        return rules.only([1], "one", "the rate falls once")(value, draft)
-    return rules.within("train.learning_rate_cycles", 1, whole=True)(value, draft)
 
 
 def _ema(value: Any, draft: ImportDraft) -> Outcome:

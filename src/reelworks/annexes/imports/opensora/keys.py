@@ -10,7 +10,6 @@ from reelworks.annexes.imports import datasets, rules, tables
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 from reelworks.core.errors import UserError
-from reelworks.core.toml_none import WORD as NONE
 from reelworks.data.buckets.opensora import parse
 from reelworks.data.media.formats import is_list
 from reelworks.models import registry
@@ -24,7 +23,6 @@ _TEXTS_2_0 = "black-forest-labs/FLUX.1-dev"
 _SHIFT_2_0 = "opensora-2.0"
 _PLACEHOLDER = "meta.csv"
 _SECTIONS = ("dataset", "model", "vae", "ae", "text_encoder", "t5", "clip", "scheduler", "optim", "lr_scheduler")
-_SHIFTS = {True: "auto", False: NONE}
 _MOTION = "{text} {score_vmafmotion:.0f} motion score."
 
 
@@ -195,10 +193,6 @@ def _fps_max(value: Any, draft: ImportDraft) -> Outcome:
 def _warmup(value: Any, draft: ImportDraft) -> Outcome:
     steps = draft.settings.get("accumulation_steps", 1) if type_of(draft, "model") == "flux" else 1  # counted by batch
     return Fate.TAKEN, draft.set("train.warmup_steps", (value or 0) // steps)
-
-
-def _shift(value: Any, draft: ImportDraft) -> Outcome:
-    return rules.by_name("objective.timestep_shift", _SHIFTS, NONE, "no such shift")(value, draft)
 
 
 RULES = {
