@@ -1,9 +1,10 @@
 """Tables that say which rule each setting of a trainer has, and what its names mean here.
 
 Tables are TOML files beside each trainer. A section that is named as a kind of rule lists settings by that kind's one argument, such
-as `[without_meaning]`, where the reasons are; `[rules]` has one setting each: first its guards, such as `off = "no previews"`, then
-the kind with its first argument, and then the others by their names. `code = "steps"` means the function `_steps` of the trainer,
-which is a rule itself, or makes one of the other arguments; `each` has several rules, and `cases` one for each pattern of values.
+as `[without_meaning]`, where the reasons are; `[rules]` has one setting each: first its guards (see `guards`), such as
+`off = "no previews"`, then the kind with its first argument, and then the others by their names. `code = "steps"` means the function
+`_steps` of the trainer, which is a rule itself, or makes one of the other arguments; `each` has several rules, and `cases` one for each
+pattern of values.
 """
 
 from __future__ import annotations
