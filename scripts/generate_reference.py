@@ -14,7 +14,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union
 
@@ -105,30 +105,19 @@ class Table(NamedTuple):
 
 def main() -> None:
     """Write all files."""
-    for name, text in contents().items():
-        (FOLDER / name).write_text(text, encoding="utf-8")
+    for name, page in PAGES.items():
+        (FOLDER / name).write_text(page(), encoding="utf-8")
         print(FOLDER / name)
 
 
-def contents() -> dict[str, str]:
-    """Text of each generated file by name."""
+def _recipe() -> str:
+    """All tables of the recipe."""
     parts = [HEAD.format(needed=_needed()), _section("Top of the file", Recipe)]
     for table in _tables(Recipe):
         off = f'`{table.key} = "{toml_none.WORD}"` switches it off.' if table.optional else ""
         parts.append(_section(f"`{table.header}`", table.model, off))
     parts.append(_names())
-    return {
-        "../images/house.svg": house_picture.picture(),
-        "recipe.md": "\n".join(parts),
-        "recipe.schema.json": _schema(),
-        "dtypes.md": _dtypes(),
-        "cli.md": cli_page.page(),
-        "errors.md": errors_page.page(),
-        "gpu-figures.md": gpu_page.page(),
-        "json.md": json_page.page(),
-        "json.schema.json": json.dumps(json_page.schema(), indent=1, ensure_ascii=False) + "\n",
-        "optimizers.md": optimizers_page.page(),
-    }
+    return "\n".join(parts)
 
 
 def _dtypes() -> str:
@@ -321,6 +310,21 @@ def _names() -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "../images/house.svg": house_picture.picture,
+    "recipe.md": _recipe,
+    "recipe.schema.json": _schema,
+    "dtypes.md": _dtypes,
+    "cli.md": cli_page.page,
+    "errors.md": errors_page.page,
+    "gpu-figures.md": gpu_page.page,
+    "json.md": json_page.page,
+    "json.schema.json": lambda: json.dumps(json_page.schema(), indent=1, ensure_ascii=False) + "\n",
+    "optimizers.md": optimizers_page.page,
+}
+"""What writes each file, by its name."""
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def generator() -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.contents = functools.cache(module.contents)  # type: ignore[attr-defined]
+    module.PAGES = {name: functools.cache(page) for name, page in module.PAGES.items()}  # type: ignore[attr-defined]
     return module
 
 
@@ -43,12 +43,12 @@ def generator() -> ModuleType:
 @pytest.mark.slow
 def test_the_file_is_what_the_script_would_write(generator: ModuleType, name: str) -> None:
     written = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
-    assert written == generator.contents()[name], "out of date: run `make reference`"
+    assert written == generator.PAGES[name](), "out of date: run `make reference`"
 
 
 @pytest.mark.slow
 def test_every_key_stands_in_its_own_section(generator: ModuleType) -> None:
-    sections = generator.contents()["recipe.md"].split("\n## ")
+    sections = generator.PAGES["recipe.md"]().split("\n## ")
     tables = list(generator._tables(generator.Recipe))
     inner = {table.key for table in tables}
     for table in tables:
@@ -58,23 +58,23 @@ def test_every_key_stands_in_its_own_section(generator: ModuleType) -> None:
 
 
 def test_the_schema_says_only_what_toml_can(generator: ModuleType) -> None:
-    assert "null" not in generator.contents()["recipe.schema.json"]
+    assert "null" not in generator.PAGES["recipe.schema.json"]()
 
 
 def test_meanings_come_from_descriptions_and_from_docstrings(generator: ModuleType) -> None:
-    text = generator.contents()["recipe.md"]
+    text = generator.PAGES["recipe.md"]()
     assert "| `gradient_accumulation_steps` | whole number ≥ 1 | `1` | Micro-batches per rank and step |" in text
     assert "| `caption_dropout` | number ≥ 0, ≤ 1 | `0.1` | Share of clips trained with" in text
 
 
 def test_every_key_has_a_meaning(generator: ModuleType) -> None:
-    rows = re.findall(r"^\| `.*", generator.contents()["recipe.md"], flags=re.MULTILINE)
+    rows = re.findall(r"^\| `.*", generator.PAGES["recipe.md"](), flags=re.MULTILINE)
     assert rows
     assert [row for row in rows if row.endswith("|  |")] == []
 
 
 def test_the_schema_knows_the_keys_of_complete_recipes(generator: ModuleType) -> None:
-    schema = json.loads(generator.contents()["recipe.schema.json"])
+    schema = json.loads(generator.PAGES["recipe.schema.json"]())
     recipes = sorted((ROOT / "recipes").glob("*.toml"))
     assert recipes
     for recipe in recipes:
@@ -84,7 +84,7 @@ def test_the_schema_knows_the_keys_of_complete_recipes(generator: ModuleType) ->
 
 
 def test_every_verb_stands_in_the_reference_with_its_options(generator: ModuleType) -> None:
-    text = generator.contents()["cli.md"]
+    text = generator.PAGES["cli.md"]()
     group = typer.main.get_command(app)
     verbs = {name: group.get_command(typer.Context(group), name) for name in group.list_commands(typer.Context(group))}
     assert {"train", "checkpoints"} <= verbs.keys()
@@ -99,7 +99,7 @@ def test_every_verb_stands_in_the_reference_with_its_options(generator: ModuleTy
 
 
 def test_options_have_values_defaults_and_meanings(generator: ModuleType) -> None:
-    text = generator.contents()["cli.md"]
+    text = generator.PAGES["cli.md"]()
     assert "| `--world` | whole number ≥ 1 | `1` | Number of GPUs to plan for |" in text
     assert "| `--ema`, `--weights` | flag | `--ema` | Export the averaged or the trained weights |" in text
     assert "reelworks generate RUN|CHECKPOINT --output OUTPUT [OPTIONS]" in text
@@ -108,7 +108,7 @@ def test_options_have_values_defaults_and_meanings(generator: ModuleType) -> Non
 
 def test_exit_codes_are_those_that_the_trainer_leaves_with(generator: ModuleType) -> None:
     assert launch.EXIT_REQUEUE == ExitCode.REQUEUE
-    codes = re.findall(r"^\| (\d+) \|", generator.contents()["cli.md"], flags=re.MULTILINE)
+    codes = re.findall(r"^\| (\d+) \|", generator.PAGES["cli.md"](), flags=re.MULTILINE)
     assert [int(code) for code in codes] == list(ExitCode)
 
 
