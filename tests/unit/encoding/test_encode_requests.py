@@ -44,7 +44,7 @@ from reelworks.data.media.sound import SoundRequest
 from reelworks.models.config import AutoencoderConfig
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.training.assembly import build
-from reelworks.training.encoding import request_key, upkeep
+from reelworks.training.encoding import request_key, upkeep, values
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.encoding.precompute import reachable
 from reelworks.training.encoding.precompute.encode import Encoding, EncodingForecast
@@ -571,3 +571,15 @@ def test_of_no_clip_nothing_is_said_to_be_stored(recipe: dict[str, Any]) -> None
     recipe["bucket"][0]["num_frames"] = [33]
     with refused("empty-epoch", says="no clip fits any bucket"):
         prepared(recipe)
+
+
+def test_what_is_no_number_is_told_and_not_stored(recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded, calls = values.encode, itertools.count()
+
+    def broken(*given: Any) -> torch.Tensor:
+        return encoded(*given) * (torch.nan if next(calls) == 1 else 1.0)
+
+    monkeypatch.setattr(values, "encode", broken)
+    _, progress = encoding.encode_missing(prepared(recipe)[0])
+    assert all("holds infinities or NaN" in reason for _, reason in progress.failures)
+    assert 0 < missing(recipe)[0] == len(progress.failures) < CLIPS

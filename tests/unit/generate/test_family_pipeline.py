@@ -175,6 +175,20 @@ def test_a_guidance_scale_of_1_is_none_in_every_pipeline(name, places):
     assert (made.by.startswith("the own sampler"), sum(seen)) == (False, 3)
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation")
+@pytest.mark.parametrize("sampler", ["pipeline", "own"])
+@pytest.mark.parametrize(("field", "what"), [("model", "latents"), ("autoencoder", "decoded frames")])
+def test_a_clip_of_no_numbers_is_refused_rather_than_black(places, sampler, field, what):
+    recipe = recipe_for("flux-tiny", places("flux-tiny"))
+    denoiser, encoder = build.denoiser(recipe, CPU), build.encoder(recipe, CPU)
+    broken = denoiser.module.proj_out if field == "model" else encoder.autoencoder.module.decoder.conv_out
+    torch.nn.init.constant_(broken.bias, torch.nan)
+    with refused("frames-not-finite", field, says=f"{what} hold infinities or NaN"):
+        diffusers_pipeline.generate(
+            recipe, DtypeBoundary(denoiser), encoder, [PROMPT], options_for("flux-tiny", sampler=sampler)
+        )
+
+
 def test_lowered_products_keep_latents_and_times_exact(places):
     """In bfloat16 the clip is about the same; the network is given float32 and answers in it, and is left as it was."""
     place, options = places("flux-tiny"), options_for("flux-tiny")

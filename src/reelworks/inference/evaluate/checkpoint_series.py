@@ -42,7 +42,8 @@ from reelworks.training.recipe.recipe import Recipe
 _VERSION = 1  # raise it when the same settings give other values
 _RESULT = "measured.json"
 _METRIC = "eval/"  # before its name, among the metrics of a checkpoint
-_GONE = ("no-such-checkpoint", "checkpoint-bad")  # errors of one checkpoint, after which the others are measured
+# Errors of one checkpoint, after which the others are measured.
+_OF_ONE = ("no-such-checkpoint", "checkpoint-bad", "frames-not-finite")
 
 
 @dataclass(frozen=True)
@@ -325,7 +326,7 @@ class _Series:
                     try:
                         found[info.step] = one = self._measure(info, model, shown, loss)
                     except UserError as error:
-                        if error.code not in _GONE:
+                        if error.code not in _OF_ONE:
                             raise
                         skipped.append(SkippedCheckpoint(info.step, error.problem))
                         continue

@@ -36,7 +36,7 @@ from reelworks.models.objectives.config import NUM_TIMESTEPS
 from reelworks.models.objectives.objectives import PREDICTIONS
 from reelworks.models.precision.boundary import DtypeBoundary, is_sharded
 from reelworks.models.text.trained_texts import CaptionedDenoiser
-from reelworks.training.encoding.encoders import FrozenEncoders
+from reelworks.training.encoding.encoders import FrozenEncoders, require_numbers
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import draws
 
@@ -310,8 +310,11 @@ def _in_contract(boundary: DtypeBoundary[DenoiserInputs], encoder: FrozenEncoder
 
     decode, contract = autoencoder.module.decode, autoencoder.contract
 
-    def decoded(*args: Any, **kwargs: Any) -> Any:
-        return _cast(decode(*_cast(args, contract.compute), **kwargs), contract.output)
+    def decoded(latent: Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = _cast(decode(*_cast((latent, *args), contract.compute), **kwargs), contract.output)
+        for pixels in pytree.tree_leaves(result):
+            require_numbers(latent, pixels)
+        return result
 
     for module in modules:
         module.forward = functools.partial(in_contract, module.forward)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from reelworks.core.errors import UserError
 from reelworks.data.catalog.sources import SOURCES
 from reelworks.data.loader import upload
 from reelworks.data.media.sound import SoundSpec
@@ -32,6 +33,28 @@ def clips_at_once(shape: Sequence[int]) -> int:
     """Return how many clips `[B, T, H, W, 3]` a GPU encodes together, which bounds the memory of a pass."""
     clips, frames, height, width = shape[:4]
     return max(1, min(clips, _MOST_PIXELS // (frames * height * width)))
+
+
+def require_numbers(latent: Tensor, pixels: Tensor) -> None:
+    """Refuse a clip that would be black, and pass for one, since its latents or what they are decoded to are no numbers.
+
+    Raises:
+        UserError: One of them holds infinities or NaN.
+    """
+    if not latent.isfinite().all():
+        raise UserError(
+            "the latents hold infinities or NaN, of which only black frames come",
+            code="frames-not-finite",
+            field="model",
+            remedy='if they were generated, use an earlier checkpoint, or set precision.compute = "float32"; if stored, encode anew',
+        )
+    if not pixels.isfinite().all():
+        raise UserError(
+            "decoded frames hold infinities or NaN, of which only black frames come",
+            code="frames-not-finite",
+            field="autoencoder",
+            remedy='set autoencoder.dtype = "float32", or use other autoencoder.weights',
+        )
 
 
 @dataclass(frozen=True)
@@ -178,6 +201,7 @@ class FrozenEncoders:
 
     @torch.no_grad()
     def frames(self, latent_BCTHW: Tensor, num_frames: int) -> Tensor:
-        """Decode latents to uint8 frames `[B, T, H, W, 3]`."""
+        """Decode latents to uint8 frames `[B, T, H, W, 3]`; see `require_numbers`."""
         video_BCTHW = self.autoencoder.decode(latent_BCTHW.float(), num_frames)
+        require_numbers(latent_BCTHW, video_BCTHW)
         return ((video_BCTHW.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 4, 1).contiguous()

@@ -160,8 +160,19 @@ class EncodedStore:
         return self._read(entry)
 
     def put(self, wanted: Wanted, value: Tensor) -> None:
-        """Store a tensor with the next commit, which happens by itself after 256 MB or half a minute."""
+        """Store a tensor with the next commit, which happens by itself after 256 MB or half a minute.
+
+        Raises:
+            UserError: It holds infinities or NaN, of which nothing can be learnt, or see `commit`.
+        """
         value = value.detach().to("cpu", copy=True).contiguous()
+        if not value.isfinite().all():
+            raise UserError(
+                f"the {wanted.kind} of {wanted.label} holds infinities or NaN",
+                code="encoded-not-finite",
+                field="encode",
+                remedy='let the encoder compute in float32, as with autoencoder.dtype = "float32", or use other weights for it',
+            )
         with self._lock:
             if not self._pending:
                 self._pending_since = time.monotonic()

@@ -18,6 +18,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from reelworks.core import device_memory, digests, files, machine, system
+from reelworks.core.errors import UserError
 from reelworks.data.loader import prefetch
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.media.config import DataConfig
@@ -107,7 +108,7 @@ class EncodeWorker:
         store.refresh()
         for text in part:
             if (wanted := keys.text(text)).key not in store:
-                self._put({0: wanted}, {0: values.pack(self._encoder.text_encoder.encode([text]))}, progress)
+                self._put([(wanted, values.pack(self._encoder.text_encoder.encode([text])))], progress)
                 progress.captions += 1
         store.commit()
         self._claims.release(digests.digest_json(part))
@@ -173,8 +174,9 @@ class EncodeWorker:
         progress.frames += len(good) * work.shape.num_frames
 
         def store() -> None:
-            for name, rows_of in encoded.items():
-                self._put({i: wanted_of[i][name] for i in good}, rows_of, progress)
+            rows_of = {name: rows.cpu() if isinstance(rows, Tensor) else rows for name, rows in encoded.items()}
+            for i in good:
+                self._put(((wanted_of[i][name], rows[i]) for name, rows in rows_of.items()), progress)
 
         return writer.submit(store)
 
@@ -191,13 +193,20 @@ class EncodeWorker:
         seen = conditioning.seen_by_texts(self._encoder, batch.companions, batch.frames, num_frames)
         return {i: values.pack(encode([captions[i]], [frames[i : i + 1] for frames in seen])) for i in good}
 
-    def _put(self, wanted_of: dict[int, Wanted], encoded: Tensor | Mapping[int, Tensor], progress: Progress) -> None:
-        if isinstance(encoded, Tensor):
-            encoded = dict(enumerate(encoded.cpu()))
-        for i, wanted in wanted_of.items():
-            if wanted.key not in self.source.store:
-                self.source.store.put(wanted, encoded[i])
-                progress.bytes += encoded[i].nbytes
+    def _put(self, values_of: Iterable[tuple[Wanted, Tensor]], progress: Progress) -> None:
+        """Store the values of a clip or of a caption that no other process has stored since."""
+        store = self.source.store
+        for wanted, value in values_of:
+            if wanted.key in store:
+                continue
+            try:
+                store.put(wanted, value)
+            except UserError as error:
+                if error.code != "encoded-not-finite":
+                    raise
+                progress.failures.append((wanted.label, f"{error.problem}; {error.remedy}"))
+                return
+            progress.bytes += value.nbytes
 
 
 def _drop(encoder: object) -> None:
