@@ -38,6 +38,7 @@ import pytest
 import s3_server
 import s3fs.core
 from fsspec.implementations.http import HTTPFileSystem
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 from refused import refused
@@ -388,6 +389,18 @@ def test_no_listing_is_taken_that_left_a_folder_out(
             assert [file.problem for file in found] == [None, None, "no such file"]
 
 
+def test_what_a_client_has_kept_of_a_listing_is_not_taken_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of GitHub keeps it."""
+    kept, ls = dict[str, Any](), LocalFileSystem.ls
+    monkeypatch.setattr(LocalFileSystem, "ls", lambda fs, at, **how: kept.setdefault(at, ls(fs, at, **how)))
+    monkeypatch.setattr(LocalFileSystem, "invalidate_cache", lambda fs, path=None: kept.clear())
+    for number in (1, 2):
+        media.write_picture(tmp_path / f"{number}.png")
+        assert len(list_address("d", f"file://{tmp_path}").entries) == number
+
+
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     """Sends the time of a file's last change, in whole seconds, and no hash."""
 
@@ -559,6 +572,7 @@ def test_a_password_is_given_as_the_refusal_of_an_address_with_one_says(
             lambda: Source.from_path(f"{secret}/l.csv"),
             lambda: Source.from_path(f"dir://clips::{secret}"),
             lambda: DatasetConfig(path=str(own), root=secret).place,
+            lambda: DatasetConfig(path=f"{secret}/l.csv", root=root).place,
             lambda: companions.sources(Source.from_path(own), {"control": f"{secret}/files"}),
         ):
             with refused("password-in-address") as caught:
@@ -746,8 +760,24 @@ def test_where_neither_hash_nor_time_is_told_nothing_is_taken_for_unchanged(
         assert _trained(rows) == {"0.bmp": 2, "1.bmp": 1}
         assert faulty.times == asked
         _empty(cache)
+        faulty.fault, faulty.times = "cut", 1  # a download that breaks off is no change
+        assert _trained(rows) == {"0.bmp": 2, "1.bmp": 1}
+        _empty(cache)
+        faulty.fault, faulty.times = "no hash", asked
         _write_greys(tmp_path / "web", 2, 3)
         assert _trained(rows) == {"0.bmp": 2, "1.bmp": _CHANGED}
+
+
+def test_what_a_trusted_list_states_is_not_taken_for_the_content(
+    faulty: type[_Faulty], cache: Path, tmp_path: Path
+) -> None:
+    faulty.fault = "no hash"
+    _write_greys(tmp_path / "web", 1)
+    (tmp_path / "web" / "list.csv").write_text("path,text,num_frames,height,width,fps\n0.bmp,a,1,16,16,\n")
+    with web_server(tmp_path / "web", faulty) as root:
+        source = DatasetConfig(path=f"{root}/list.csv", trust_list=True).place
+        scan_sources([source], tmp_path / "catalog", workers=1)
+        assert _trained(Catalog.open(tmp_path / "catalog").live()) == {"0.bmp": 1}
 
 
 @pytest.mark.parametrize("has_time", [True, False])

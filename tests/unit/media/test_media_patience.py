@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -323,13 +324,6 @@ def test_clips_that_are_not_given_beside_others_are_to_blame(rights: _Rights, al
             assert all("the storage refuses it" in reason for reason in failures.values())
 
 
-def test_a_busy_storage_that_gives_some_clips_loses_none(rights: _Rights) -> None:
-    asked = Counter[str]()
-    rights.refused, rights.error = lambda path: asked.update([path]) or asked[path] < 4, partial(OSError, errno.EBUSY)
-    with decoding(60.0) as decode:
-        assert not any(isinstance(one, Failure) for one in decode(rights.files))
-
-
 class _TooManyError(Exception):
     """As libraries of storages raise it."""
 
@@ -338,6 +332,25 @@ class _TooManyError(Exception):
     def __init__(self, _: str = "", *, after: str = "1") -> None:
         super().__init__()
         self.headers = {"Retry-After": after}
+
+
+def _busy(seconds: float | None) -> retry.BusyError:
+    error = retry.BusyError(errno.EBUSY, "too many")
+    error.seconds = seconds
+    return error
+
+
+@pytest.mark.parametrize("error", [partial(OSError, errno.EBUSY), _TooManyError])
+def test_a_busy_storage_that_gives_some_clips_loses_none(
+    error: Any, rights: _Rights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does one that names a time, though nobody waits for that."""
+    asked = Counter[str]()
+    monkeypatch.setattr(retry, "_BUSY_SECONDS", ContextVar("none", default=0.0))
+    monkeypatch.setattr(storages, "_retry_after", lambda headers: 0.001 if headers else None)
+    rights.refused, rights.error = lambda path: asked.update([path]) or asked[path] < 4, error
+    with decoding(60.0) as decode:
+        assert not any(isinstance(one, Failure) for one in decode(rights.files))
 
 
 def test_a_clip_is_read_when_a_storage_that_limits_the_rate_of_requests_says(
@@ -365,13 +378,15 @@ def test_a_clip_is_read_when_a_storage_that_limits_the_rate_of_requests_says(
     ],
 )
 def test_when_a_storage_may_be_asked_again(after: str, seconds: float | None) -> None:
-    """Seconds, or a date by HTTP, which may be past."""
-    with pytest.raises(retry.BusyError) as told, storages.reached():
-        raise _TooManyError(after=after)
-    found = told.value.seconds
-    now = time.time() if seconds and seconds > 1e3 else 0.0
-    assert found == (None if seconds is None else pytest.approx(seconds - now, abs=5))
-    assert storages.is_of_storage(told.value)
+    """Seconds, or a date by HTTP, which may be past; of a library that raises an error of its own, its cause says it."""
+    refusal, of_library = _TooManyError(after=after), OSError("refused")
+    of_library.__cause__ = refusal
+    for error in (refusal, of_library):
+        with pytest.raises(retry.BusyError) as told, storages.reached():
+            raise error
+        now = time.time() if seconds and seconds > 1e3 else 0.0
+        assert told.value.seconds == (None if seconds is None else pytest.approx(seconds - now, abs=5))
+        assert storages.is_of_storage(told.value)
 
 
 def test_nobody_asks_a_storage_before_the_time_that_it_names() -> None:
@@ -383,9 +398,7 @@ def test_nobody_asks_a_storage_before_the_time_that_it_names() -> None:
         asked.append(time.monotonic())
         if len(asked) <= 8:
             start.wait(5)
-            busy = retry.BusyError(errno.EBUSY, "too many")
-            busy.seconds = 0.1
-            raise busy
+            raise _busy(0.1)
         time.sleep(0.01)
         return 1
 
@@ -394,18 +407,34 @@ def test_nobody_asks_a_storage_before_the_time_that_it_names() -> None:
     asked.sort()
     assert asked[8] - asked[7] >= 0.09
     assert sum(when < asked[8] + 0.005 for when in asked[8:]) <= 4
-    busy = retry.BusyError(errno.EBUSY, "too many")
-    busy.seconds = 3600.0
     tried = list[int]()
 
     def refuses() -> None:
         tried.append(1)
-        raise busy
+        raise _busy(3600.0)
 
     for _ in range(2):
         with pytest.raises(retry.BusyError, match=r"^\[Errno 16\] too many; it may be asked again in 3600 s$"):
             pace(refuses)
     assert len(tried) == 1
+
+
+def test_a_storage_that_has_answered_is_waited_for_as_long_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And after questions of a scan, which have more time, no longer than before them."""
+    monkeypatch.setattr(retry, "_BUSY_SECONDS", ContextVar("short", default=0.2))
+    pace, answers = retry.Pace("storage"), iter([_busy(0.01), None, _busy(0.1), None, *[_busy(0.4)] * 9])
+
+    def work() -> None:
+        if (answer := next(answers)) is not None:
+            raise answer
+
+    pace(work)
+    time.sleep(0.25)
+    pace(work)
+    retry.Asked()(lambda: None)
+    with pytest.raises(retry.BusyError):
+        pace(work)
+    assert len([*answers]) == 8
 
 
 @pytest.mark.parametrize("seconds", [None, 0.0, -5.0])
@@ -418,9 +447,7 @@ def test_a_storage_that_names_no_time_to_come_is_not_asked_at_once(
     def work() -> None:
         asked.append(time.monotonic())
         if len(asked) < 4:
-            busy = retry.BusyError(errno.EBUSY, "too many")
-            busy.seconds = seconds
-            raise busy
+            raise _busy(seconds)
 
     retry.Pace("storage")(work)
     assert asked[3] - asked[0] >= 0.02 + 0.02 + 0.04

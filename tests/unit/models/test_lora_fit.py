@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ from refused import refused
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from reelworks.annexes.lora import convert
-from reelworks.annexes.lora.request import ConvertLoraRequest
+from reelworks.annexes.lora import convert, resize
+from reelworks.annexes.lora.request import ConvertLoraRequest, ResizeLoraRequest
 from reelworks.core.errors import UserError
 from reelworks.models.adapters import files, fit, inject, release_layers
 from reelworks.models.adapters.config import LoraConfig
@@ -113,6 +114,20 @@ def test_training_begins_from_a_file_with_tensors_of_other_kinds(
     save_file(tensors | {f"{layer}.lora_E": torch.ones(3, 1)}, path)
     with refused("lora-does-not-fit", says="1 of its"):
         begun("wan-tiny", path, settings)
+
+
+def test_a_file_of_several_ranks_is_taken_once_they_are_as_its_error_says(tmp_path: Path) -> None:
+    path, same, tensors = tmp_path / "a.safetensors", tmp_path / "b.safetensors", dict[str, torch.Tensor]()
+    for target, rank in (("to_q", 5), ("to_k", 3)):
+        written(path, "flux-tiny", LoraConfig(rank=rank, targets=[target]), "diffusers")
+        tensors |= load_file(path)
+    save_file(tensors, path)
+    settings = LoraConfig(rank=5, targets=["to_q", "to_k"])
+    with refused("lora-settings-differ", "lora.rank", says="rank 3, 5, and all layers must have one") as caught:
+        begun("flux-tiny", path, settings)
+    (rank,) = re.findall(r"lower all ranks to (\d) with `reelworks lora resize`", caught.value.remedy)
+    resize.resize(ResizeLoraRequest(file=path, output=same, rank=int(rank)))
+    assert begun("flux-tiny", same, settings.model_copy(update={"rank": int(rank)}))
 
 
 @pytest.mark.parametrize("name", ["flux-tiny", "chroma-tiny"])

@@ -148,6 +148,16 @@ def test_below_nohup_a_closed_terminal_stays_ignored():
         signal.signal(signal.SIGHUP, former)
 
 
+def test_a_handler_that_is_not_of_python_stays(monkeypatch):
+    """Python knows it as None, which cannot be set again: as of a program in C that trains."""
+    known = signal.getsignal
+    monkeypatch.setattr(signal, "getsignal", lambda number: None if number == signal.SIGTERM else known(number))
+    before = known(signal.SIGTERM)
+    with StopSignals() as signals:
+        signals.begin_stage()
+        assert known(signal.SIGTERM) == before
+
+
 @pytest.mark.parametrize("number", [each for each in system.STOPS if each.name != "SIGHUP"], ids=lambda each: each.name)
 def test_any_other_signal_is_received_even_where_it_was_ignored(number):
     """As Ctrl-C is by what a shell starts in the background, which `kill -INT` asks to save."""
