@@ -22,6 +22,7 @@ from refused import refused
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
+from reelworks.core.system import WINDOWS
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.query import captions, filters
 from reelworks.data.catalog.scan import lists
@@ -83,7 +84,7 @@ FULL = [
 ]
 
 
-@pytest.mark.parametrize("name", ["meta.csv", "meta.parquet", "meta.jsonl", "META.CSV"])
+@pytest.mark.parametrize("name", ["meta.csv", "meta.parquet", "meta.jsonl", "META.CSV", *["a?.csv"] * (not WINDOWS)])
 def test_each_row_is_a_clip_or_has_a_reason_with_its_caption_and_scores(folder: Path, name: str) -> None:
     """Empty cells are no caption and no score, what the catalog measures is not believed, texts are no scores."""
     file = write(folder / name, FULL)

@@ -7,14 +7,17 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 
+import children
 import pytest
+import torch.distributed as dist
 from refused import refused
 from torch.distributed import TCPStore
 
 from reelworks.core import system
 from reelworks.core.errors import UserError
-from reelworks.data.distributed import mesh, roll_call
+from reelworks.data.distributed import collectives, mesh, roll_call
 
 Outcome = bytes | UserError
 
@@ -105,3 +108,18 @@ def test_a_number_of_ranks_without_an_address_is_told(monkeypatch: pytest.Monkey
         monkeypatch.delenv(name, raising=False)
     with refused("launcher-variable-missing", "WORLD_SIZE", says="RANK, MASTER_ADDR, MASTER_PORT"), mesh.join():
         pass
+
+
+def _refuse() -> None:
+    raise UserError("is full", code="disk-full", remedy="free some")
+
+
+def _told(rank: int, store: Path) -> None:
+    limit = timedelta(seconds=20)
+    dist.init_process_group("gloo", store=dist.FileStore(str(store), 2), rank=rank, world_size=2, timeout=limit)
+    with collectives.patience(), refused("disk-full"):
+        collectives.on_first(_refuse)
+
+
+def test_what_the_first_rank_cannot_do_for_all_is_told_by_each(tmp_path: Path) -> None:
+    assert children.ended([children.process(_told, rank, tmp_path / "store") for rank in (0, 1)]) == [0, 0]

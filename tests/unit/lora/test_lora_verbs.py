@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from reelworks.annexes.lora import apply, convert, info, resize
 from reelworks.annexes.lora.request import ApplyLorasRequest, ConvertLoraRequest, LoraInfoRequest, ResizeLoraRequest
 from reelworks.commands.main import app
+from reelworks.models import registry
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.testing import contract
 
@@ -142,6 +143,20 @@ def test_the_model_of_a_file_without_a_header_is_found_by_its_layers(tmp_path: P
     for write in (loha, lokr):
         write(path)
         assert info.info(LoraInfoRequest(file=path)).fitting < 3
+
+
+def test_a_header_that_names_another_kind_of_model_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though some of the layers are its own too."""
+    few = {name: registry.PRESETS[name] for name in ("wan-tiny", "wan-i2v-tiny")}
+    monkeypatch.setattr(registry, "PRESETS", few)  # all are built in some seconds
+    path = tmp_path / "a.safetensors"
+    settings = LoraConfig(rank=1, targets=["to_q", "add_k_proj"])
+    readers.written(random_numbers.Random(0), "wan-i2v-tiny", settings, "comfyui", path)
+    save_file(load(path.read_bytes()), path, metadata={"modelspec.architecture": "wan-tiny/lora"})
+    found = info.info(LoraInfoRequest(file=path))
+    assert (found.models, found.fitting) == (["wan-i2v-tiny"], len(found.result.layers))
 
 
 @pytest.mark.slow
