@@ -11,12 +11,14 @@ import children
 import faults
 import pytest
 import torch
+from refused import refused
 
 from reelworks.data.checkpoint import load
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
 from reelworks.training.assembly import build
+from reelworks.training.loop import trainer
 from reelworks.training.recipe import recipe_file
 from reelworks.training.step.state import TrainState
 
@@ -314,3 +316,22 @@ def test_a_file_brings_weights_alone(tiny, tmp_path, pretrained):
     after = state_at(tmp_path / "tuned", 1)["model"]
     for name, value in before.items():
         torch.testing.assert_close(after[name], value)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "says"),
+    [
+        ({"seed": 8}, "lora-of-another-base", "fresh weights"),
+        (
+            {"lora": {"rank": 2, "targets": ["qkv"]}},
+            "checkpoint-state-differs",
+            r"set back .*\(lora\.targets: default then",
+        ),
+    ],
+)
+def test_a_resume_whose_tensors_are_others_is_refused_with_their_cause(tiny, change, code, says):
+    made = tiny(train={"max_steps": 1}, lora={"rank": 2}, **BARE)
+    assert trainer.train(recipe_file.parse(made)) == 0
+    made["train"]["max_steps"] = 2
+    with refused(code, "checkpoint", says=says):
+        trainer.train(recipe_file.parse(made | change))

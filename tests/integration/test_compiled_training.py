@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import children
+import diffusers
 import numpy as np
 import pytest
+import tiny_families
 import torch
 from PIL import Image
 
@@ -104,3 +106,16 @@ def test_wherever_a_run_is_interrupted_it_goes_on_with_the_same_graphs(tiny, tmp
         steps[output] = [json.loads(file.read_text(encoding="utf-8"))["ranks"] for file in files]
     assert len(steps["whole"]) == 6
     assert steps["whole"] == steps["parts"]
+
+
+def test_a_checkpoint_has_the_shapes_of_the_autoencoder_too(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda forward, **_: forward)
+    diffusers.AutoencoderKL(**tiny_families.AUTOENCODERS["flux"]).save_pretrained(tmp_path / "vae")
+    made = tiny("run", train={"max_steps": 1, "compile": True}, validation={"split": 0.0}) | {
+        "bucket": [{"resolution": "32px", "num_frames": 1, "batch_size": 2}],
+        "autoencoder": {"name": "flux", "weights": str(tmp_path)},
+    }
+    assert trainer.train(recipe_file.parse(made)) == 0
+    (file,) = (tmp_path / "run" / "checkpoints").glob("step-*/compiled_shapes.json")
+    ((_, of_encoder),) = json.loads(file.read_text(encoding="utf-8"))["ranks"]
+    assert of_encoder == [[2, 3, 32, 48]]

@@ -14,10 +14,15 @@ import faults
 import killing
 import pytest
 import torch.distributed as dist
+from refused import refused
 
+from reelworks.core.errors import UserError
 from reelworks.data.distributed import collectives
+from reelworks.data.distributed.mesh import World
 from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
+from reelworks.training.loop import trainer
+from reelworks.training.recipe import recipe_file
 
 TRAIN = {"max_steps": 4, "micro_batches_per_step": 3, "same_bucket_run": 1}
 LIMIT_SECONDS = 30
@@ -182,3 +187,17 @@ def _first_lasts(recipe: Any) -> None:
 def test_what_the_first_rank_does_alone_may_last(tiny):
     """As the fetch of a checkpoint from the mirror, in place of a damaged one."""
     assert children.on_ranks(_first_lasts, tiny("run"), world=2) == [0, 0]
+
+
+def test_where_a_step_fails_the_first_rank_may_last_longer(tiny, monkeypatch):
+    """It still copies the last checkpoint to the mirror."""
+
+    def fail(*_: Any) -> None:
+        raise UserError("no room", code="file-unwritable", remedy="free space")
+
+    lasting = list[int]()
+    monkeypatch.setattr(World, "stay", lambda world: lasting.append(world.rank))
+    monkeypatch.setattr(trainer.Trainer, "train", fail)
+    with refused("file-unwritable"):
+        trainer.train(recipe_file.parse(tiny(train={"max_steps": 1}, validation={"split": 0.0})))
+    assert lasting == [0]

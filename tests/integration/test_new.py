@@ -27,7 +27,7 @@ from reelworks.data.loader import decode_requests
 from reelworks.data.loader.left_out import by_reason
 from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
-from reelworks.models import registry
+from reelworks.models import components, registry
 from reelworks.quickstart import recipe_lines
 from reelworks.quickstart.request import FootageRequest
 from reelworks.quickstart.survey import PLACEHOLDER, PLACEHOLDER_CLIPS, FolderSurvey
@@ -227,6 +227,9 @@ def test_the_recipe_of_every_published_model_is_sound(preset):
     assert made.autoencoder.name == registry.PRESETS[preset].parts.autoencoder
     assert made.dataset[0].companions == companions
     assert len(made.bucket) == (not sound) + clips
+    guides_itself = components.conditioning(made.model).guidance == "classifier-free"
+    is_guided = guides_itself and registry.PRESETS[preset].sampling.guidance_scale != 1.0
+    assert made.objective.caption_dropout == 0.1 * is_guided  # a pass without caption is learned where one is asked for
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import tiny_recipe
+
+from reelworks.training.recipe import recipe_file
 
 SLOW = {"rich", "torch", "av", "pyarrow", "plotly", "tensorboard", "numpy"}
 # Takes half a second and more: whoever runs a command knows first that it works.
@@ -129,3 +132,27 @@ def test_ctrl_c_while_the_commands_are_imported_is_no_traceback():
     assert scripts == {"reelworks": "reelworks.__main__:main"}
     done = subprocess.run([sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True, encoding="utf-8")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\nstopped by Ctrl-C\n")
+
+
+_STOPPED = """
+import os, signal, sys
+from reelworks.commands import main
+
+class Stops:
+    def find_spec(self, name, path=None, target=None):
+        if name == "reelworks.training.loop.trainer":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Stops())
+sys.argv[0] = "reelworks"
+main.main()
+"""
+
+
+def test_a_scheduler_that_stops_a_training_while_it_loads_starts_it_again(tmp_path):
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(recipe_file.dump(recipe_file.parse(tiny_recipe.least())), encoding="utf-8")
+    command = [sys.executable, "-c", _STOPPED, "train", str(recipe)]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
+    assert done.returncode == 75
+    assert done.stdout.endswith("; the same command goes on\n")

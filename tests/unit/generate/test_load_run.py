@@ -299,8 +299,12 @@ def test_a_checkpoint_is_generated_with_in_the_size_that_trained_it(
         ({"dora": True}, {}, "lora.dora = False: the checkpoint's LoRA has dora true"),
         ({"type": "lokr"}, {"type": "lokr", "decompose_factor": 2}, 'has decompose_factor "none"'),
         ({}, {"targets": ["to_q"]}, None),  # which may name the same layers
-        ({}, None, "lora: the checkpoint of step 2 is of a training of a LoRA"),
-        (None, {}, "lora = 'lora': the checkpoint of step 2 is of a training of all weights"),
+        ({}, None, r"lora: the checkpoint of step 2 is of a training of a LoRA\n  remedy: write the \[lora\]"),
+        (
+            None,
+            {},
+            r"lora = 'lora': the checkpoint of step 2 is of a training of all weights\n  remedy: remove \[lora\]",
+        ),
         (None, None, None),
     ],
 )

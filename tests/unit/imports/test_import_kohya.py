@@ -550,6 +550,29 @@ def test_a_network_of_two_is_told_by_the_name_of_its_file_or_else_its_folder(
     assert converted(tmp_path, command=made)[1].model.experts == experts
 
 
+def test_a_page_config_is_read_alike_behind_another_one(tmp_path: Path) -> None:
+    page = {"max_resolution": "512,512", "epoch": 2, "noise_offset_type": "Original", "train_data_dir": "img"}
+    pages = [
+        page | {"pretrained_model_name_or_path": "old.safetensors"} | more for more in ({"max_train_steps": 9}, {})
+    ]
+    read = [converted(tmp_path, file(tmp_path, "page.json", json.dumps(each)))[1] for each in pages]
+    assert [recipe.train.max_epochs for recipe in read] == [None, 2]
+
+
+@pytest.mark.parametrize(
+    ("script", "frames"), [("wan_train_network.py --task t2v-1.3B", 17), ("qwen_image_train_network.py", 1)]
+)
+def test_videos_of_musubi_are_enlarged_and_are_pictures_to_a_model_of_pictures(
+    tmp_path: Path, script: str, frames: int
+) -> None:
+    """Whatever the config says of buckets, which is about pictures."""
+    videos = 'enable_bucket = true\nbucket_no_upscale = true\nvideo_directory = "v"\ntarget_frames = [1, 17]\n'
+    config = file(tmp_path, "d.toml", f"[[datasets]]\nresolution = [512, 512]\n{videos}")
+    _, recipe = converted(tmp_path, config, command=f"python {script} --dataset_config d.toml")
+    assert [(each.resolution, each.num_frames) for each in recipe.bucket] == [("512px", frames)]
+    assert recipe.buckets.upscale
+
+
 def test_a_page_of_dreambooth_passes_on_that_nothing_is_clipped(tmp_path: Path) -> None:
     page = {"max_resolution": "512,512", "epoch": 2, "max_grad_norm": 0, "num_processes": 2, "lr_warmup_steps": 50}
     page |= {"lr_scheduler": "cosine", "train_data_dir": "img", "pretrained_model_name_or_path": "old.safetensors"}

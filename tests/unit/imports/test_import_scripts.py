@@ -51,6 +51,18 @@ def test_options_that_are_not_known_end_the_import(tmp_path: Path) -> None:
         )
 
 
+def test_a_part_that_may_hold_options_ends_the_import_also_behind_one_that_is_a_value(tmp_path: Path) -> None:
+    with refused("script-not-followed", says=r"\$B \(line 2\)"):
+        imported(tmp_path, f'if [ -f x ]; then B=" --seed 1"; fi\n{TRAIN} --output_dir=$A$B\n')
+
+
+@pytest.mark.parametrize(
+    "text", [f"exec > log.txt 2>&1\n{TRAIN} --seed 24", f'MORE=" --seed 24"\n{TRAIN} --cache_latents$MORE']
+)
+def test_what_a_shell_splits_or_sends_elsewhere_is_read_to_its_end(tmp_path: Path, text: str) -> None:
+    assert recipe_file.load(imported(tmp_path, text)[1], []).seed == 24
+
+
 @pytest.mark.parametrize("option", ["--output_dir $OUT", "--output_dir=$OUT", '--output_dir="$OUT/x"'])
 def test_a_value_that_is_not_known_stands_with_its_reason(tmp_path: Path, option: str) -> None:
     made, _ = imported(tmp_path, f"{TRAIN} {option} --learning_rate 1e-4\n")
@@ -65,6 +77,14 @@ def test_what_a_batch_file_sets_under_a_condition_is_not_known(tmp_path: Path, b
     made, _ = imported(tmp_path, f"{before}{condition}\n{TRAIN} --output_dir %OUT% --learning_rate 1e-4\n", "run.bat")
     (line,) = [key for key in made.keys if key.fate is Fate.UNREAD]
     assert (line.key, line.value) == ("%OUT%", "is set under a condition")
+
+
+def test_what_a_batch_file_has_in_quotes_is_one_word_whatever_it_holds(tmp_path: Path) -> None:
+    script = f'if exist D:\\ set OUT=D:\\my-out\n{TRAIN} --output_dir "%OUT%"\n'
+    with refused("script-not-followed", says="%OUT%"):
+        imported(tmp_path, script.replace('"', ""), "run.bat")
+    made, _ = imported(tmp_path, script, "run.bat")
+    assert [key.key for key in made.keys if key.fate is Fate.UNREAD] == ["%OUT%"]
 
 
 @pytest.mark.parametrize(

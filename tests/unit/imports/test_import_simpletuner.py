@@ -263,3 +263,16 @@ def test_an_average_that_moves_each_nth_step_is_as_slow_here(tmp_path: Path) -> 
     options = {"use_ema": True, "ema_decay": 0.99, "ema_update_interval": 10}
     _, recipe = converted(tmp_path, *written(tmp_path, options))
     assert recipe.train.ema_decay == pytest.approx(0.99 ** (1 / 10))
+
+
+@pytest.mark.parametrize(("flavour", "of_pictures"), [("flf2v-14b-2.1", True), ("i2v-14b-2.2-high", False)])
+def test_lycoris_adapts_the_layers_of_pictures_where_a_network_has_them(
+    tmp_path: Path, flavour: str, of_pictures: bool
+) -> None:
+    lycoris = {"algo": "lora", "linear_dim": 4, "linear_alpha": 4, "apply_preset": {"target_module": ["Attention"]}}
+    (tmp_path / "lycoris.json").write_text(json.dumps(lycoris), encoding="utf-8")
+    options = {"model_family": "wan", "model_flavour": flavour, "lora_type": "lycoris"}
+    options["lycoris_config"] = str(tmp_path / "lycoris.json")
+    _, recipe = converted(tmp_path, *written(tmp_path, options))
+    assert recipe.lora is not None
+    assert ("add_k_proj" in recipe.lora.targets, "to_k" in recipe.lora.targets) == (of_pictures, True)

@@ -1,6 +1,7 @@
 """Only this machine's own page may ask, and only the token changes something."""
 
 import os
+import re
 import string
 from pathlib import Path
 
@@ -194,6 +195,13 @@ def test_the_cookies_of_two_pages_of_one_machine_are_kept_apart():
 
 async def answer(scope, receive, send):
     await Response("the page")(scope, receive, send)
+
+
+def test_what_a_browser_keeps_of_two_pages_below_one_proxy_is_kept_apart():
+    scripts = (Path(guard.__file__).parent / "static" / "js").rglob("*.js")
+    names = re.findall(r'["`]reelworks-[^"`]*["`]', "".join(script.read_text("utf-8") for script in scripts))
+    assert names
+    assert [name for name in names if "${location.pathname}" not in name] == []
 
 
 @pytest.mark.parametrize("sign", "aZ9-_.~")

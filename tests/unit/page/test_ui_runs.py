@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -99,6 +100,15 @@ def test_measured_checkpoints_are_shown_with_clips_and_advice(client, root):
     for broken in ("{", "[]", "{}", '{"best": 1, "advice": 2, "checkpoints": [3]}'):
         series.file().write_text(broken, encoding="utf-8")
         assert client.get(address).json() is None
+
+
+def test_addresses_of_files_are_below_any_path_of_a_proxy(client, root):
+    fabricate.measure_alike(run_data.RunFolder(root / "runs" / "second"))
+    (root / "runs" / "first" / "exports").mkdir(exist_ok=True)
+    (root / "runs" / "first" / "exports" / "mine.safetensors").write_bytes(b"weights")
+    for name, part in (("first", "previews"), ("second", "measured"), ("first", "checkpoints/made")):
+        told = client.get(f"/api/runs/{of(client, name)['key']}/{part}").text
+        assert {address[:9] for address in re.findall(r'"url":\s*"([^"]+)"', told)} == {"api/runs/"}, part
 
 
 def test_weights_and_clips_that_were_made_are_served_and_no_link_out_of_the_run(client, root, tmp_path):

@@ -9,6 +9,7 @@ import tiny_recipe
 from pydantic import BaseModel
 from refused import refused
 
+from reelworks.commands import main
 from reelworks.core import toml_none
 from reelworks.models import registry
 from reelworks.training.recipe import errors, recipe_file
@@ -102,6 +103,7 @@ def test_a_recipe_is_answered_by_the_presets_name():
         ("train", "batch_size", "write buckets.batch_size"),
         ("", "resolution", "write a [[bucket]] with resolution"),
         ("lora", "network_dim", "write lora.rank"),
+        ("lora", "network_alpha", "write lora.alpha"),
         ("", "learningRate", "write train.learning_rate"),
         ("", "repeats", "write dataset.repeats"),
         ("train", "seed", "write seed at the top of the recipe, above the first [table]"),
@@ -126,8 +128,9 @@ def test_a_key_of_a_stage_is_told_in_the_stage():
 
 
 def test_each_key_that_is_told_instead_exists():
-    for remedy in errors._ELSEWHERE.values():
-        if key := re.match(r"([a-z_]+)\.([a-z_]+)", remedy):
+    of_options = (way.removeprefix("--set ") for ways in main._ELSEWHERE.values() for way in ways)
+    for remedy in (*errors._ELSEWHERE.values(), *of_options):
+        if key := re.match(r"([a-z_]+)\.(?:0\.)?([a-z_]+)", remedy):
             config = toml_none.config_in(Recipe.model_fields[key[1]].annotation)
             assert config is not None
             assert issubclass(config, BaseModel)

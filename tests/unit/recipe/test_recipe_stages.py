@@ -200,6 +200,7 @@ def test_other_footage_is_that_of_all_stages() -> None:
         ({"train": {"max_epochs": 3}}, "stage-end-invalid", "train.max_epochs"),
         ({"train": {"max_steps": "none"}, "stage": [LOW, {"name": "high"}]}, "stage-end-missing", "stage.steps"),
         ({"train": {"ema_decay": 0.9}, "stage": [LOW, {**HIGH, "optimizer": "reset", "train": {"optimizer": "schedulefree"}}]}, "unknown-optimizer-setting", "train.ema_decay"),
+        ({"stage": [LOW, {**HIGH, "objective": {"target_guidance_scale": 2.0}}], "model": {"name": "ltx-2-sound-tiny"}, "sound": {"name": "pcm"}, "lora": {}, "data": {"fps": 8.0}}, "sound-objective", "stage.objective"),
         ({"model": {"name": "nothing"}}, None, "model.name"),
     ],
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from types import SimpleNamespace
 from typing import Any, cast
@@ -193,14 +194,16 @@ def test_captions_of_their_own_length_have_graphs_of_their_own() -> None:
     assert backend.graphs == 2
 
 
-def chosen_graphs(most: int, *, buckets_digest: str, observed: Any = None, stage: bool = False) -> Any:
+def chosen_graphs(
+    most: int, *, buckets_digest: str, observed: Any = None, stage: bool = False, rank: int = 0, size: int = 1
+) -> Any:
     """Return an observer of small compiled blocks after it has begun, with what it observes."""
     block, compiled, buckets = small(most, Counting(), caption_multiple=4)
     state = SimpleNamespace(observed={} if observed is None else observed)
     model = SimpleNamespace(compiled=compiled, compiled_shapes=(compiled.first_shapes,), state=state)
     recipe = SimpleNamespace(train=SimpleNamespace(compile=True))
     training: Any = SimpleNamespace(
-        model=model, world=World(0, 1, torch.device("cpu")), data=SimpleNamespace(recipe=recipe)
+        model=model, world=World(rank, size, torch.device("cpu")), data=SimpleNamespace(recipe=recipe)
     )
     graphs = CompiledGraphs(training)
     position = SimpleNamespace(spec=SimpleNamespace(buckets_digest=buckets_digest))
@@ -224,6 +227,18 @@ def test_a_resumed_run_compiles_the_shapes_that_the_run_before_it_had_chosen() -
     assert (compiles(3), compiles(8)) == (False, True)
     _, compiles = chosen_graphs(2, buckets_digest="a", observed=kept)  # train.compile_graphs was raised
     assert (compiles(3), compiles(8)) == (True, True)
+
+
+def test_each_rank_compiles_the_shapes_that_it_had_chosen_itself() -> None:
+    kept = []
+    for length in (8, 3):
+        graphs, compiles = chosen_graphs(1, buckets_digest="a")
+        compiles(length)
+        kept += json.loads(graphs.files(2)["compiled_shapes.json"])["ranks"]
+    observed = {"compiled_shapes.json": json.dumps({"buckets": "a", "ranks": kept})}
+    for rank, chosen in enumerate([(True, False), (False, True)]):
+        _, compiles = chosen_graphs(1, buckets_digest="a", observed=observed, rank=rank, size=2)
+        assert (compiles(8), compiles(3)) == chosen
 
 
 @pytest.mark.parametrize("change", [{"buckets_digest": "b"}, {"stage": True}], ids=["other buckets", "a new stage"])

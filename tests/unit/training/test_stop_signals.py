@@ -75,11 +75,32 @@ def test_what_does_not_end_after_a_signal_is_left():
         "    try:\n        os.kill(os.getpid(), signal.SIGTERM)\n        time.sleep(60)\n"
         "    finally:\n        time.sleep(60)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], timeout=50, check=False, capture_output=True, encoding="utf-8"
-    )
+    done = _run(program)
     assert done.returncode == 75
     assert "the same command goes on" in done.stdout
+
+
+def test_a_program_that_has_caught_the_end_of_its_training_goes_on():
+    program = (
+        "import os, signal, time\nfrom reelworks.training.loop import stop_signals\n"
+        "stop_signals._UNWIND_SECONDS = 0.2\ntry:\n    with stop_signals.StopSignals():\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n        time.sleep(60)\n"
+        "except SystemExit:\n    time.sleep(0.6)\nprint('goes on')"
+    )
+    assert (done := _run(program)).returncode == 0, done.stderr
+    assert done.stdout == "goes on\n"
+
+
+def test_a_rank_that_has_saved_leaves_another_one_the_time_to_do_so():
+    program = (
+        "import subprocess, sys\nfrom reelworks.training.distributed import launch\nlaunch._GRACE_SECONDS = 0.05\n"
+        "saves = '; import time; time.sleep(0.6); print(\"saved\", flush=True); sys.exit(75)'\n"
+        "launch._start = lambda rank, *_: subprocess.Popen(\n"
+        "    [sys.executable, '-c', 'import sys' + (saves if rank else '; sys.exit(75)')])\n"
+        "sys.exit(launch.launch(2, []))"
+    )
+    done = _run(program)
+    assert (done.returncode, done.stdout) == (75, "saved\n")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -90,10 +111,7 @@ def test_a_forked_process_does_what_it_did_before():
         "    child = fork.Process(target=lambda: begun.set() or time.sleep(60))\n"
         "    child.start()\n    begun.wait()\n    child.terminate()\n    child.join(30)\nprint(child.exitcode)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], timeout=50, check=True, capture_output=True, encoding="utf-8"
-    )
-    assert done.stdout.strip() == f"-{int(signal.SIGTERM)}"
+    assert _run(program).stdout.strip() == f"-{int(signal.SIGTERM)}"
 
 
 def test_a_rank_that_waits_for_the_first_one_leaves_too(tmp_path):
@@ -233,6 +251,11 @@ def test_after_the_last_stage_signals_do_what_they_did_before(stages):
         with pytest.raises(KeyboardInterrupt):
             _kill_and_wait(signal.SIGINT)
     assert signals.received == []
+
+
+def _run(program: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, timeout=50, check=False, capture_output=True, encoding="utf-8")
 
 
 def _kill_and_wait(number: int) -> None:

@@ -5,7 +5,7 @@ import { get } from "./server.js";
 import { t } from "./texts.js";
 import { repeat } from "./timing.js";
 
-const MARK = "reelworks-draft "; // of this tab only: another tab has its own
+const MARK = `reelworks-draft ${location.pathname} `; // of this tab only: another tab has its own
 
 /** The draft of a form, until it is saved or discarded; `box` tells of it, and `discard` shows again what is saved. */
 export class Draft {
