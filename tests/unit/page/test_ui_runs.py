@@ -102,13 +102,15 @@ def test_measured_checkpoints_are_shown_with_clips_and_advice(client, root):
         assert client.get(address).json() is None
 
 
-def test_addresses_of_files_are_below_any_path_of_a_proxy(client, root):
-    fabricate.measure_alike(run_data.RunFolder(root / "runs" / "second"))
-    (root / "runs" / "first" / "exports").mkdir(exist_ok=True)
-    (root / "runs" / "first" / "exports" / "mine.safetensors").write_bytes(b"weights")
-    for name, part in (("first", "previews"), ("second", "measured"), ("first", "checkpoints/made")):
-        told = client.get(f"/api/runs/{of(client, name)['key']}/{part}").text
-        assert {address[:9] for address in re.findall(r'"url":\s*"([^"]+)"', told)} == {"api/runs/"}, part
+def test_addresses_of_files_are_below_any_path_of_a_proxy(tmp_path):
+    run = fabricate.make(tmp_path / "runs" / "one", steps=600, every=100)
+    fabricate.measure_alike(run)
+    (run.path / "exports").mkdir(exist_ok=True)
+    (run.path / "exports" / "mine.safetensors").write_bytes(b"weights")
+    with page(tmp_path) as client:
+        for part in ("previews", "measured", "checkpoints/made"):
+            told = client.get(f"/api/runs/{of(client, 'one')['key']}/{part}").text
+            assert {address[:9] for address in re.findall(r'"url":\s*"([^"]+)"', told)} == {"api/runs/"}, part
 
 
 def test_weights_and_clips_that_were_made_are_served_and_no_link_out_of_the_run(client, root, tmp_path):
