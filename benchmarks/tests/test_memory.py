@@ -23,7 +23,7 @@ def test_compiled_blocks_keep_attention_alone() -> None:
     compiled = activations("selective", compile=True)
     assert activations(True) <= compiled < activations("selective")
     assert activations(True, compile=True) == activations(True)
-    assert recompute._kept.get() == recompute._ATTENTION | recompute._PRODUCTS
+    assert recompute._kept.get() == recompute.ATTENTION | recompute.PRODUCTS
 
 
 @pytest.mark.slow

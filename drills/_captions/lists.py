@@ -266,7 +266,7 @@ _file("csv_gz", gzip.compress(_rows().encode()), FOUR, "meta.csv.gz")
 _file("tsv_gz", gzip.compress(_rows(header="path\ttext", separator="\t").encode()), FOUR, "meta.tsv.gz")
 _file("json_lines_gz", gzip.compress("\n".join(json.dumps(row) for row in _texts(*FOUR.values())).encode()), FOUR, "meta.jsonl.gz")  # fmt: skip
 _refused("damaged_gz", gzip.compress(_rows().encode() * 50)[:-20], "cannot be read", "meta.csv.gz")
-_refused("plain_text_named_gz", _rows(), "cannot be read", "meta.csv.gz")
+_file("plain_text_named_gz", _rows(), FOUR, "meta.csv.gz")
 _refused("csv_named_parquet", _rows(), "cannot be read", "meta.parquet")
 _refused("table_of_a_spreadsheet", b"PK\x03\x04", "csv", "meta.xlsx")
 _refused("zip_of_a_list", b"PK\x03\x04", "csv", "meta.csv.zip")

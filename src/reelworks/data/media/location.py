@@ -103,7 +103,7 @@ def local(file: MediaPath) -> Iterator[MediaPath]:
             yield path
         except Exception as error:
             if not (isinstance(error, UserError) or storages.is_of_storage(error)):
-                with opened(path) as content:
+                with contextlib.suppress(IsADirectoryError), opened(path) as content:  # parts of a list lie in a folder
                     while content.read(_PIECE_BYTES):
                         pass
             raise
