@@ -9,7 +9,6 @@ described by its own help texts (`cli_page.py`). A test compares the files with 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import re
 import types
@@ -29,6 +28,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from reelworks.core import toml_none
+from reelworks.core.config import about, meanings
 from reelworks.data.loader import frame_masks
 from reelworks.models import registry
 from reelworks.models.adapters.config import BaseStorage
@@ -181,9 +181,6 @@ def _schema() -> str:
     schema = Recipe.model_json_schema()
     schema["required"].remove(FILLED_IN)
     schema = _without_null(schema)
-    for part in [schema, *schema["$defs"].values()]:
-        if "description" in part:
-            part["description"] = part["description"].partition("\nExamples:")[0].rstrip()
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
@@ -208,31 +205,19 @@ def _tables(model: type[BaseModel], prefix: str = "") -> Iterator[Table]:
 
 
 def _section(title: str, model: type[BaseModel], remark: str = "") -> str:
-    text, attributes = _docstring(model)
-    text = f"{text} {remark}".strip()
+    text = re.sub(r"^`\[.*?\]`(: | of a recipe: |\.$)", "", " ".join(about(model).split()))
+    text, told = f"{text[:1].upper()}{text[1:]} {remark}".strip(), meanings(model)
     lines = [f"## {title}", "", *([text, ""] if text else [])]
     rows = [
-        f"| `{name}` | {_type(field)} | {_default(name, field)} | {_meaning(name, field, attributes)} |"
+        f"| `{name}` | {_type(field)} | {_default(name, field)} | {_meaning(told[name])} |"
         for name, field in model.model_fields.items()
         if toml_none.config_in(field.annotation) is None
     ]
     return "\n".join([*lines, "| key | value | default | meaning |", "|---|---|---|---|", *rows, ""])
 
 
-def _docstring(model: type[BaseModel]) -> tuple[str, dict[str, str]]:
-    """A class's docstring without, and by key, its list of attributes."""
-    inherited = [_docstring(base)[1] for base in model.__bases__ if issubclass(base, BaseModel)]
-    document, _, _ = inspect.cleandoc(model.__doc__ or "").partition("Examples:")
-    text, _, listed = document.partition("Attributes:")
-    text = re.sub(r"^`\[.*?\]`(: | of a recipe: |\.$)", "", " ".join(text.split()))
-    entries = re.findall(r"^    (\w+(?:, \w+)*): (.*(?:\n {8,}.*)*)", listed, flags=re.MULTILINE)
-    own = {name: " ".join(value.split()) for names, value in entries for name in names.split(", ")}
-    return text[:1].upper() + text[1:], {k: v for one in inherited for k, v in one.items()} | own
-
-
-def _meaning(name: str, field: FieldInfo, attributes: dict[str, str]) -> str:
-    text = (field.description or attributes.get(name, "")).rstrip(".")
-    text = text.replace("|", "\\|").replace("<", "&lt;")
+def _meaning(told: str) -> str:
+    text = told.rstrip(".").replace("|", "\\|").replace("<", "&lt;")
     return text[:1].upper() + text[1:]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from reelworks.core.config import meanings
 from reelworks.training.recipe.recipe import Recipe
 
 _SOURCE = Path(__file__).parents[1] / "src" / "reelworks"
@@ -32,7 +33,7 @@ def main(key: str, *options: str) -> int:
     if name not in config.model_fields:
         return _unknown(name, config)
     field = config.model_fields[name]
-    print(f"{key}: {field.description or field.annotation}\n")
+    print(f"{key}: {meanings(config)[name] or field.annotation}\n")
     print(f"declared  {_line_of(config, name)}")
     wing = ""
     for where, line in _reads(name, "" if "--all" in options or not tables else tables[-1]):

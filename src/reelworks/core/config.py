@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Callable, Container, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, WrapValidator
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, WrapValidator
 
 from reelworks.core import arguments, toml_none, units, words
 from reelworks.core.errors import UserError, nearest, shown
@@ -36,6 +37,8 @@ Elsewhere = Callable[[list[int | str], object], UserError | None]
 _SHOWN = 6  # problems listed at once
 _TYPE = re.compile(r".*\[.*|(constrained-)?(int|float|str)")  # what pydantic puts into places for types
 _REFERENCE = "see docs/reference/recipe.md"
+_LISTS = re.compile(r"\n+(?:Attributes|Examples):\n")
+_ATTRIBUTE = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {8,}.*)*)", re.MULTILINE)
 _TYPE_WORDS = {
     "int_type": "a whole number",
     "float_type": "a number",
@@ -57,6 +60,30 @@ class Config(BaseModel):
     """Base of all configs: plain values; runtime objects are arguments of the owning package's `build(...)`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Return the JSON Schema, in which each key has its meaning."""
+        reference = handler(core_schema)
+        schema, told = handler.resolve_ref_schema(reference), meanings(cls)
+        schema["description"] = about(cls)
+        for name, value in schema.get("properties", {}).items():
+            value |= {"description": told[name]} if told[name] else {}
+        return reference
+
+
+def about(config: type[BaseModel]) -> str:
+    """Return what a config is, as its docstring says above the list of its keys."""
+    return _LISTS.split(inspect.cleandoc(config.__doc__ or ""))[0]
+
+
+def meanings(config: type[BaseModel]) -> dict[str, str]:
+    """Return what the keys of a config mean, by its fields or else by "Attributes:" in its docstring and those of its bases."""
+    listed = {}
+    for kind in reversed(config.mro()):
+        for names, text in _ATTRIBUTE.findall(inspect.cleandoc(kind.__doc__ or "").partition("\nAttributes:\n")[2]):
+            listed |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+    return {name: field.description or listed.get(name, "") for name, field in config.model_fields.items()}
 
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from typing import Any
 from reelworks.core.results import Json
 from reelworks.training.recipe.recipe import Recipe
 
-_ATTRIBUTE = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {8,}.*)*)", re.MULTILINE)
 _HEADER = re.compile(r"^`\[.*?\]`(: | of a recipe: |\.$)")
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
@@ -30,15 +29,13 @@ def sections() -> tuple[Json, ...]:
 
 def _sections(schema: Json, defs: Json, key: str, *, repeated: bool) -> Iterator[Json]:
     fields, inside = [], []
-    attributes = _ATTRIBUTE.findall(schema.get("description", "").partition("Attributes:\n")[2])
-    descriptions = {name: " ".join(text.split()) for names, text in attributes for name in names.split(", ")}
     for name, value in schema["properties"].items():
         table, is_list = _table(value, defs)
         if table is not None:
             inside.append((f"{key}.{name}".lstrip("."), table, is_list, _plain(value.get("description", ""))))
         else:
             required = name in schema.get("required", ()) and name != "output"  # which has a default in files
-            fields.append(_field(name, value, descriptions, required))
+            fields.append(_field(name, value, required))
     about = _plain(_HEADER.sub("", " ".join(schema.get("description", "").partition("\n\n")[0].split())))
     yield {"key": key, "repeated": repeated, "about": about if key else "", "fields": fields}
     for path, table, is_list, note in inside:
@@ -58,7 +55,7 @@ def _table(value: Json, defs: Json) -> tuple[Json | None, bool]:
     return None, False
 
 
-def _field(name: str, value: Json, descriptions: dict[str, str], required: bool) -> Json:
+def _field(name: str, value: Json, required: bool) -> Json:
     options = [option for option in value.get("anyOf", [value]) if option.get("type") != "null"]
     kind, choices = _kind(options)
     bounds = [
@@ -71,7 +68,7 @@ def _field(name: str, value: Json, descriptions: dict[str, str], required: bool)
         "bounds": ", ".join(bounds),
         "default": value.get("default"),
         "required": required,
-        "about": _plain(value.get("description") or descriptions.get(name, "")),
+        "about": _plain(value["description"]),
     }
 
 

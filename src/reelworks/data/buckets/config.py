@@ -19,23 +19,23 @@ MOST_EXTREME = 20  # no footage is wider; beyond it one side would have only a f
 
 
 class BucketEntryConfig(PublicConfig):
-    """One `[[bucket]]`: a resolution crossed with frame counts."""
+    """One `[[bucket]]`: a resolution crossed with frame counts.
 
-    resolution: Told[str] = Field(
-        description='"480p" (480 lines at 16:9), "512px" (512 × 512 pixels in total), one size as "480x854" '
-        "(height x width); 512 is read as 512px"
-    )
-    num_frames: int | list[int] = Field(description="frame counts; 1 takes pictures, all others take videos")
-    batch_size: int | list[int] | Literal["auto"] | None = Field(
-        default=None,
-        description='clips per micro-batch on one GPU; "auto": by `buckets.tuned`, within `train.step_seconds`',
-    )
-    keep_prob: float | list[float] = Field(default=1.0, description="chance that a fitting clip is assigned here")
-    sequence_degree: int | list[int] | None = Field(
-        default=None,
-        description="ranks that share the tokens of a clip; default: `parallel.sequence_degree`, of which it is a divisor. "
-        "Groups of fewer ranks train micro-batches of the bucket side by side",
-    )
+    Attributes:
+        resolution: "480p" (480 lines at 16:9), "512px" (512 × 512 pixels in total), one size as "480x854" (height x
+            width); 512 is read as 512px.
+        num_frames: Frame counts; 1 takes pictures, all others take videos.
+        batch_size: Clips per micro-batch on one GPU; "auto": by `buckets.tuned`, within `train.step_seconds`.
+        keep_prob: Chance that a fitting clip is assigned here.
+        sequence_degree: Ranks that share the tokens of a clip; default: `parallel.sequence_degree`, of which it is a
+            divisor. Groups of fewer ranks train micro-batches of the bucket side by side.
+    """
+
+    resolution: Told[str]
+    num_frames: int | list[int]
+    batch_size: int | list[int] | Literal["auto"] | None = None
+    keep_prob: float | list[float] = 1.0
+    sequence_degree: int | list[int] | None = None
 
     @field_validator("resolution", mode="before")
     @classmethod
@@ -95,73 +95,60 @@ OF_RECIPES = {"max_tokens", "max_batch_size", "tuned"}
 
 
 class BucketsConfig(PublicConfig):
-    """`[buckets]`: settings of all entries. `buckets = "auto"` is short for `entries = "auto"` in this table."""
+    """`[buckets]`: settings of all entries. `buckets = "auto"` is short for `entries = "auto"` in this table.
 
-    entries: Literal["recipe", "auto", "refresh", "keep"] = Field(
-        default="recipe",
-        description='"recipe": the recipe\'s `[[bucket]]` entries. "auto": entries proposed from datasets, model '
-        'and max_tokens; a resumed run keeps its first proposal. "refresh": a new proposal, even if the run already '
-        'has one. "keep": written by a run into its own recipe, together with the `[[bucket]]` entries in use',
-    )
-    max_tokens: int = Field(
-        default=36_864,
-        ge=1,
-        description="with proposed entries: maximum of latent tokens per micro-batch. The default is one clip of "
-        "480p × 81 frames with an autoencoder that encodes 4 frames as one",
-    )
-    max_batch_size: int = Field(
-        default=64, ge=1, le=parse.MOST_CLIPS, description="with proposed entries: maximum of clips per micro-batch"
-    )
-    batch_size: int | Literal["auto"] = Field(default=1, description="batch size of entries without one")
-    tuned: Place[str | None] = Field(
-        default=None, min_length=1, description='file of `reelworks tune`, for entries whose batch_size is "auto"'
-    )
+    Attributes:
+        entries: "recipe": the recipe's `[[bucket]]` entries. "auto": entries proposed from datasets, model and
+            max_tokens; a resumed run keeps its first proposal. "refresh": a new proposal, even if the run already has
+            one. "keep": written by a run into its own recipe, together with the `[[bucket]]` entries in use.
+        max_tokens: With proposed entries: maximum of latent tokens per micro-batch. The default is one clip of 480p × 81
+            frames with an autoencoder that encodes 4 frames as one.
+        max_batch_size: With proposed entries: maximum of clips per micro-batch.
+        batch_size: Batch size of entries without one.
+        tuned: File of `reelworks tune`, for entries whose batch_size is "auto".
+        gradient_checkpointing: With `model.gradient_checkpointing = "auto"`: what the backward passes of entries compute
+            again, by names such as "480p ×17". false: nothing. "selective": all but matrix products and attention. true:
+            all but the inputs of blocks. 0.5: half of the blocks as with true, the others as with "selective". For an
+            entry that is not named, a run chooses the least with which it fits into the GPU's memory, and keeps that in
+            its recipe.
+        incomplete_batch: How to treat the incomplete last micro-batch of a bucket. "partial": keep it with fewer clips.
+            "pad": fill it with copies of weight 0. "merge": move its clips to a smaller bucket that can take them.
+            "repeat": fill it with clips of the bucket that are trained once more. With train.compile the default is
+            "pad".
+        aspect_ratios: Aspect ratios as width:height.
+        token_families: Choose sizes so that the aspect ratios of a resolution have as few different token counts as
+            token_family_crop allows, one where possible, since a graph is compiled for each. Default: true with
+            train.compile, else false. Does not apply to single sizes and to a table of Open-Sora, which keep theirs.
+        token_family_crop: With token_families: the largest share of a frame of one of the aspect_ratios that its size may
+            crop away; a ratio that would lose more gets another token count.
+        upscale: Enlarge clips that are smaller than a bucket.
+        max_crop: Largest share of a frame that may be cropped away.
+        probability: Meaning of the pair of probabilities in `opensora`. "opensora-1.2" (also for 1.1): to stay at this
+            resolution, and to stay at this length. "opensora-2.0": to stay at this resolution, and to be shortened.
+            "downgrade": to move to a lower resolution, and else to be shortened.
+        opensora_drop_exact_length: Exclude clips of exactly an entry's frame count, as Open-Sora 1.1 and 1.2 do.
+        opensora: A bucket table of Open-Sora instead of `[[bucket]]`, as in "240p" = { 1 = [0.3, 297], 51 = [[0.4, 0.33],
+            20], 408 = [0.0, "none"] }; its sizes and its minimum clip size follow the rules of Open-Sora, so that
+            aspect_ratios, upscale and max_crop are not used.
+    """
+
+    entries: Literal["recipe", "auto", "refresh", "keep"] = "recipe"
+    max_tokens: int = Field(default=36_864, ge=1)
+    max_batch_size: int = Field(default=64, ge=1, le=parse.MOST_CLIPS)
+    batch_size: int | Literal["auto"] = 1
+    tuned: Place[str | None] = Field(default=None, min_length=1)
     gradient_checkpointing: Told[dict[str, StrictBool | Literal["selective"] | Annotated[float, Field(gt=0, lt=1)]]] = (
-        Field(
-            default={},
-            description='with `model.gradient_checkpointing = "auto"`: what the backward passes of entries compute again, by '
-            'names such as "480p ×17". false: nothing. "selective": all but matrix products and attention. true: all but the '
-            'inputs of blocks. 0.5: half of the blocks as with true, the others as with "selective". For an entry that is not '
-            "named, a run chooses the least with which it fits into the GPU's memory, and keeps that in its recipe",
-        )
+        Field(default={})
     )
-    incomplete_batch: Literal["partial", "pad", "merge", "repeat"] = Field(
-        default="partial",
-        description='how to treat the incomplete last micro-batch of a bucket. "partial": keep it with fewer clips. '
-        '"pad": fill it with copies of weight 0. "merge": move its clips to a smaller bucket that can take them. '
-        '"repeat": fill it with clips of the bucket that are trained once more. With train.compile the default is "pad"',
-    )
-    aspect_ratios: Told[list[str]] = Field(default=DEFAULT_ASPECT_RATIOS, description="aspect ratios as width:height")
-    token_families: bool | None = Field(
-        default=None,
-        description="choose sizes so that the aspect ratios of a resolution have as few different token counts as "
-        "token_family_crop allows, one where possible, since a graph is compiled for each. Default: true with "
-        "train.compile, else false. Does not apply to single sizes and to a table of Open-Sora, which keep theirs",
-    )
-    token_family_crop: float = Field(
-        default=0.1,
-        ge=0,
-        lt=1,
-        description="with token_families: the largest share of a frame of one of the aspect_ratios that its size may "
-        "crop away; a ratio that would lose more gets another token count",
-    )
-    upscale: bool = Field(default=False, description="enlarge clips that are smaller than a bucket")
-    max_crop: float = Field(default=0.5, gt=0, lt=1, description="largest share of a frame that may be cropped away")
-    probability: Literal["native", "opensora-1.2", "opensora-2.0", "downgrade"] = Field(
-        default="native",
-        description='meaning of the pair of probabilities in `opensora`. "opensora-1.2" (also for 1.1): to stay at '
-        'this resolution, and to stay at this length. "opensora-2.0": to stay at this resolution, and to be '
-        'shortened. "downgrade": to move to a lower resolution, and else to be shortened',
-    )
-    opensora_drop_exact_length: bool = Field(
-        default=False, description="exclude clips of exactly an entry's frame count, as Open-Sora 1.1 and 1.2 do"
-    )
-    opensora: Told[dict[str, dict[str, parse.Value]] | None] = Field(
-        default=None,
-        description='a bucket table of Open-Sora instead of `[[bucket]]`, as in "240p" = { 1 = [0.3, 297], '
-        '51 = [[0.4, 0.33], 20], 408 = [0.0, "none"] }; its sizes and its minimum clip size follow the rules of '
-        "Open-Sora, so that aspect_ratios, upscale and max_crop are not used",
-    )
+    incomplete_batch: Literal["partial", "pad", "merge", "repeat"] = "partial"
+    aspect_ratios: Told[list[str]] = DEFAULT_ASPECT_RATIOS
+    token_families: bool | None = None
+    token_family_crop: float = Field(default=0.1, ge=0, lt=1)
+    upscale: bool = False
+    max_crop: float = Field(default=0.5, gt=0, lt=1)
+    probability: Literal["native", "opensora-1.2", "opensora-2.0", "downgrade"] = "native"
+    opensora_drop_exact_length: bool = False
+    opensora: Told[dict[str, dict[str, parse.Value]] | None] = None
 
     @property
     def proposes(self) -> bool:

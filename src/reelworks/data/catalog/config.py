@@ -88,50 +88,81 @@ def same_name(name: str, sources: Iterable[Source]) -> UserError:
 class DatasetConfig(PublicConfig):
     """A folder of clips or a list of them.
 
+    Attributes:
+        path: Folder that is searched for videos and pictures, also inside tar archives; an address of one, such as
+            s3://bucket/clips or hf://datasets/user/name; or a list of files (.csv, .tsv, .parquet, .jsonl, .json) with a
+            column path (or file_name, video_path, image_path). A list's column text (or caption, prompt) holds the
+            captions, and every other column of numbers is a score, such as aes or flow.
+        name: Name of the dataset, by which its clips are recognised when the folder moves; default: the name of the
+            folder, or of the list without its extension.
+        root: Folder or address of a list's relative paths, below which its absolute ones lie; default: its folder.
+        trust_list: Take the sizes that a list states in columns num_frames, height, width and fps, and do not open these
+            files in a scan. A clip that turns out to be otherwise when it is read counts as failed, and is named.
+        repeats: Average number of times that each clip is used in one epoch: 0.25 uses a quarter of the clips, different
+            ones in each epoch; 2.5 uses all clips twice and half of them a third time.
+        resolutions: Resolutions of bucket entries at each of which every clip that fills it is used once in an epoch, as
+            in ["512px", "1024px"]; repeats count for each. Default: a clip takes the largest entry that it fills.
+        lengths: Frame counts of bucket entries at each of which every video that is long enough is used once in an epoch,
+            likewise. Pictures have one length.
+        duplicates: Near-duplicates, by the catalog's columns duplicate_group and duplicate_rank: "keep" trains all of
+            them, "best" the one of the least rank of each group, and "weight" another one of each group in every epoch,
+            so that together they count as one clip.
+        missing_caption: Caption of clips whose caption file is missing or empty, used for {text}; it may be an empty
+            text. Without this key, such clips are not trained.
+        control: Folder of control pictures or videos for the dataset's clips, such as edges, depth or poses. The control
+            of a clip has the same path and name, with the suffix of any picture or video format. A picture is used for
+            all frames of a clip. For models that take a control (docs/reference/models.md).
+        source: Folder of the originals that the dataset's clips are edits of, with names as for control; the caption is
+            then the editing instruction. For models that take a source; a list of up to 12 folders, in the order in which
+            captions refer to them, for models that take several. For VACE, reference pictures; for MiniMax-H3,
+            references, with sound also sounds.
+        min_sources: Number of sources that a clip must have. It may lack the files of other folders, and is then trained
+            with fewer sources, in the same order; by default it needs one of each folder.
+        mask: Folder of masks, with names as for control: white areas of a clip are generated, black ones are given to the
+            model. For models that take a mask (docs/reference/models.md).
+        loss_mask: Folder of loss masks, with names as for control: white areas count, black ones do not, grey ones in
+            part.
+        rejected: Folder of worse versions of the dataset's clips, with names as for control: a LoRA learns to prefer the
+            clips to them (Diffusion-DPO). All datasets of a recipe have one, or none. For all models.
+        clip_seconds: Cut each video into clips of this length, which are trained like separate files. A rest of less than
+            half of it belongs to the clip before. The validation split keeps the clips of a video together.
+        scene_cuts: Cut each video into its scenes, which the network TransNet V2 finds during the scan (`pip install
+            'reelworks[scenes]'`); with clip_seconds, scenes are cut further.
+        prior_prediction: Train a LoRA on these clips to predict what the base model predicts without it, instead of the
+            clips themselves. This regularises: it keeps the model's knowledge of similar subjects from drifting. No clip
+            of them alone is held out for validation, and metrics do not compare generated clips with them.
+        trigger: Word for what a LoRA learns. It takes the place of [trigger] and [name] in captions, and is put before
+            those without it; an empty text takes [trigger] and [name] out. Without this key, both stay as they are.
+            Prompts of previews and of generate get the word in their place if all datasets that have one, and no
+            prior_prediction, have the same.
+        captions: "lines": each line of a clip's text is a caption of its own, and each use of the clip draws one of them;
+            "first": the first line is the caption; "whole": the text is one caption. Caption files with a number
+            (cat.txt, cat.1.txt, cat.2.txt, …) and the texts of a list's column of lists are a line each.
+        shuffle_tags: Put the tags of a caption into another order at each use; for captions of tags.
+        tag_dropout: Probability of each tag to be left out of the caption at a use of the clip.
+        keep_tags: Number of tags at the beginning of a caption that shuffle_tags and tag_dropout leave in place.
+        tag_separator: Text between two tags.
+        flip: Probability that a use of a clip swaps left and right; not where writing or a caption tells the sides.
+        rotate_degrees: Largest rotation, clockwise or against it; each use of a clip draws its own. A rotated clip shows
+            a smaller part of the file, so that it has no empty corners.
+        jitter_brightness: Largest change of brightness at a use of a clip: 0.1 for factors of 0.9 to 1.1.
+        jitter_contrast: Largest change of contrast, likewise.
+        jitter_saturation: Largest change of saturation, likewise; 1 may leave no colour.
+        jitter_hue: Largest turn of the colours, as a share of the full circle.
+
     Examples:
         >>> import reelworks as rw
         >>> rw.DatasetConfig(path="footage/cats", repeats=2, filter="height >= 480").dataset_name
         'cats'
     """
 
-    path: Place[_Text] = Field(
-        description="Folder that is searched for videos and pictures, also inside tar archives; an address of one, "
-        "such as s3://bucket/clips or hf://datasets/user/name; or a list of files (.csv, .tsv, .parquet, .jsonl, .json) "
-        "with a column path (or file_name, video_path, image_path). A list's column text (or caption, prompt) holds the captions, and every other column of numbers "
-        "is a score, such as aes or flow.",
-    )
-    name: Private[_OptionalText] = Field(
-        default=None,
-        description="Name of the dataset, by which its clips are recognised when the folder moves; default: "
-        "the name of the folder, or of the list without its extension.",
-    )
-    root: Private[_OptionalText] = Field(
-        default=None,
-        description="Folder or address of a list's relative paths, below which its absolute ones lie; default: its folder.",
-    )
-    trust_list: bool = Field(
-        default=False,
-        description="Take the sizes that a list states in columns num_frames, height, width and fps, and do not open "
-        "these files in a scan. A clip that turns out to be otherwise when it is read counts as failed, and is named.",
-    )
-    repeats: int | float = Field(
-        default=1,
-        ge=0.001,
-        description="Average number of times that each clip is used in one epoch: 0.25 uses a quarter of the clips, "
-        "different ones in each epoch; 2.5 uses all clips twice and half of them a third time.",
-    )
-    resolutions: Told[list[_Text] | None] = Field(
-        default=None,
-        min_length=1,
-        description="Resolutions of bucket entries at each of which every clip that fills it is used once in an epoch, as in "
-        '["512px", "1024px"]; repeats count for each. Default: a clip takes the largest entry that it fills.',
-    )
-    lengths: list[int] | None = Field(
-        default=None,
-        min_length=1,
-        description="Frame counts of bucket entries at each of which every video that is long enough is used once in an epoch, "
-        "likewise. Pictures have one length.",
-    )
+    path: Place[_Text]
+    name: Private[_OptionalText] = None
+    root: Private[_OptionalText] = None
+    trust_list: bool = False
+    repeats: int | float = Field(default=1, ge=0.001)
+    resolutions: Told[list[_Text] | None] = Field(default=None, min_length=1)
+    lengths: list[int] | None = Field(default=None, min_length=1)
     filter: Private[_OptionalText] = Field(
         default=None,
         description="Condition that a clip must meet to be trained, as in "
@@ -139,12 +170,7 @@ class DatasetConfig(PublicConfig):
         f"{', '.join((*NUMBERS, *TEXTS))}, the scores of a list, and the columns of `reelworks measure` (a clip that lacks one does not meet "
         "conditions on it); also startswith(path, 'a/'), contains(caption, 'cat') and in [...].",
     )
-    duplicates: Literal["keep", "best", "weight"] = Field(
-        default="keep",
-        description='Near-duplicates, by the catalog\'s columns duplicate_group and duplicate_rank: "keep" trains all '
-        'of them, "best" the one of the least rank of each group, and "weight" another one of each group in every '
-        "epoch, so that together they count as one clip.",
-    )
+    duplicates: Literal["keep", "best", "weight"] = "keep"
     caption: Told[_Text] = Field(
         default="{text}",
         description="Template of the captions that the model is given: {text} is the clip's own caption, and numbers "
@@ -152,115 +178,28 @@ class DatasetConfig(PublicConfig):
         f"{', '.join(NUMBERS)}, the scores of a list, and the columns of `reelworks measure`. Where a clip lacks a number, the part of the template "
         "with it, up to a comma or full stop, is left out.",
     )
-    missing_caption: Told[str | None] = Field(
-        default=None,
-        description="Caption of clips whose caption file is missing or empty, used for {text}; it may be an empty "
-        "text. Without this key, such clips are not trained.",
-    )
-    control: Place[_OptionalText] = Field(
-        default=None,
-        description="Folder of control pictures or videos for the dataset's clips, such as edges, depth or poses. The "
-        "control of a clip has the same path and name, with the suffix of any picture or video format. A picture is "
-        "used for all frames of a clip. For models that take a control (docs/reference/models.md).",
-    )
-    source: Place[str | list[_Text] | None] = Field(
-        default=None,
-        min_length=1,
-        description="Folder of the originals that the dataset's clips are edits of, with names as for control; the "
-        "caption is then the editing instruction. For models that take a source; a list of up to 12 folders, in the order "
-        "in which captions refer to them, for models that take several. For VACE, reference pictures; for MiniMax-H3, "
-        "references, with sound also sounds.",
-    )
-    min_sources: int | None = Field(
-        default=None,
-        ge=0,
-        description="Number of sources that a clip must have. It may lack the files of other folders, and is then trained "
-        "with fewer sources, in the same order; by default it needs one of each folder.",
-    )
-    mask: Place[_OptionalText] = Field(
-        default=None,
-        description="Folder of masks, with names as for control: white areas of a clip are generated, black ones are "
-        "given to the model. For models that take a mask (docs/reference/models.md).",
-    )
-    loss_mask: Place[_OptionalText] = Field(
-        default=None,
-        description="Folder of loss masks, with names as for control: white areas count, black ones do not, grey ones in part.",
-    )
-    rejected: Place[_OptionalText] = Field(
-        default=None,
-        description="Folder of worse versions of the dataset's clips, with names as for control: a LoRA learns to prefer the "
-        "clips to them (Diffusion-DPO). All datasets of a recipe have one, or none. For all models.",
-    )
-    clip_seconds: float | None = Field(
-        default=None,
-        gt=0,
-        description="Cut each video into clips of this length, which are trained like separate files. A rest of less "
-        "than half of it belongs to the clip before. The validation split keeps the clips of a video together.",
-    )
-    scene_cuts: bool = Field(
-        default=False,
-        description="Cut each video into its scenes, which the network TransNet V2 finds during the scan "
-        "(`pip install 'reelworks[scenes]'`); with clip_seconds, scenes are cut further.",
-    )
-    prior_prediction: bool = Field(
-        default=False,
-        description="Train a LoRA on these clips to predict what the base model predicts without it, instead of the "
-        "clips themselves. This regularises: it keeps the model's knowledge of similar subjects from drifting. No clip of "
-        "them alone is held out for validation, and metrics do not compare generated clips with them.",
-    )
-    trigger: Told[str | None] = Field(
-        default=None,
-        description="Word for what a LoRA learns. It takes the place of [trigger] and [name] in captions, and is put before "
-        "those without it; an empty text takes [trigger] and [name] out. Without this key, both stay as they are. Prompts of "
-        "previews and of generate get the word in their place if all datasets that have one, and no prior_prediction, have the same.",
-    )
-    captions: Literal["whole", "lines", "first"] = Field(
-        default="whole",
-        description='"lines": each line of a clip\'s text is a caption of its own, and each use of the clip draws one '
-        'of them; "first": the first line is the caption; "whole": the text is one caption. Caption files with a number (cat.txt, cat.1.txt, cat.2.txt, …) and '
-        "the texts of a list's column of lists are a line each.",
-    )
-    shuffle_tags: bool = Field(
-        default=False, description="Put the tags of a caption into another order at each use; for captions of tags."
-    )
-    tag_dropout: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="Probability of each tag to be left out of the caption at a use of the clip.",
-    )
-    keep_tags: int = Field(
-        default=0,
-        ge=0,
-        description="Number of tags at the beginning of a caption that shuffle_tags and tag_dropout leave in place.",
-    )
-    tag_separator: Told[_Text] = Field(default=",", description="Text between two tags.")
-    flip: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="Probability that a use of a clip swaps left and right; not where writing or a caption tells the sides.",
-    )
-    rotate_degrees: float = Field(
-        default=0.0,
-        ge=0,
-        le=45,
-        description="Largest rotation, clockwise or against it; each use of a clip draws its own. A rotated clip shows "
-        "a smaller part of the file, so that it has no empty corners.",
-    )
-    jitter_brightness: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="Largest change of brightness at a use of a clip: 0.1 for factors of 0.9 to 1.1.",
-    )
-    jitter_contrast: float = Field(default=0.0, ge=0, le=1, description="Largest change of contrast, likewise.")
-    jitter_saturation: float = Field(
-        default=0.0, ge=0, le=1, description="Largest change of saturation, likewise; 1 may leave no colour."
-    )
-    jitter_hue: float = Field(
-        default=0.0, ge=0, le=0.5, description="Largest turn of the colours, as a share of the full circle."
-    )
+    missing_caption: Told[str | None] = None
+    control: Place[_OptionalText] = None
+    source: Place[str | list[_Text] | None] = Field(default=None, min_length=1)
+    min_sources: int | None = Field(default=None, ge=0)
+    mask: Place[_OptionalText] = None
+    loss_mask: Place[_OptionalText] = None
+    rejected: Place[_OptionalText] = None
+    clip_seconds: float | None = Field(default=None, gt=0)
+    scene_cuts: bool = False
+    prior_prediction: bool = False
+    trigger: Told[str | None] = None
+    captions: Literal["whole", "lines", "first"] = "whole"
+    shuffle_tags: bool = False
+    tag_dropout: float = Field(default=0.0, ge=0, le=1)
+    keep_tags: int = Field(default=0, ge=0)
+    tag_separator: Told[_Text] = ","
+    flip: float = Field(default=0.0, ge=0, le=1)
+    rotate_degrees: float = Field(default=0.0, ge=0, le=45)
+    jitter_brightness: float = Field(default=0.0, ge=0, le=1)
+    jitter_contrast: float = Field(default=0.0, ge=0, le=1)
+    jitter_saturation: float = Field(default=0.0, ge=0, le=1)
+    jitter_hue: float = Field(default=0.0, ge=0, le=0.5)
 
     @field_validator("root", "trust_list")
     @classmethod

@@ -12,57 +12,38 @@ from reelworks.core.errors import UserError
 
 
 class ParallelConfig(Config):
-    """Distribution of weights over ranks, offloading to CPU memory, and limits on waiting for other ranks."""
+    """Distribution of weights over ranks, offloading to CPU memory, and limits on waiting for other ranks.
 
-    strategy: Literal["auto", "replicated", "fsdp", "hsdp"] = Field(
-        default="auto",
-        description='"replicated" holds a full copy on every rank; "fsdp" shards weights, gradients and optimizer over '
-        'all ranks; "hsdp" shards them over the ranks of a node and keeps a copy per node; "auto" replicates a LoRA '
-        "whose base fits, and otherwise shards over the nodes' ranks if that fits, or over all, and says why",
-    )
-    shard_size: int | None = Field(
-        default=None,
-        ge=1,
-        description='ranks that share one copy of the weights with "hsdp"; default: the ranks of a node',
-    )
-    sequence_degree: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        default=1,
-        description="ranks that share the tokens of each clip, for clips whose activations do not fit into one GPU; they "
-        "exchange tokens for heads around attention (Ulysses); a divisor of the number of attention heads. The clips of "
-        'a `[[bucket]]` with a `sequence_degree` of its own are shared by fewer. "auto": as many for each bucket as its '
-        "memory and time, measured in `buckets.tuned`, ask for",
-    )
-    max_sequence_degree: int | None = Field(
-        default=None,
-        ge=1,
-        description='with "auto", ranks of a group, which share the longest clips; the number of ranks is a multiple of it. '
-        "Default: 8, or as many of them as the attention heads allow",
-    )
-    link_gb_per_second: float | None = Field(
-        default=None,
-        gt=0,
-        description="what a rank can send to the others of its sequence group, in 10⁹ bytes per second; planned costs and "
-        '"auto" have the time of exchanges from it. Default: 300, as between H100s with NVLink',
-    )
-    offload: bool = Field(
-        default=False,
-        description="keep weights, optimizer state and average in CPU memory and copy each block's weights to the GPU "
-        "when it is used; slower, for networks that do not fit; also works with one process",
-    )
-    join_seconds: float = Field(
-        default=300.0, gt=0, description="time for all ranks to arrive at the start; then the missing ones are named"
-    )
-    step_seconds: float = Field(
-        default=1800.0,
-        gt=0,
-        description="time without progress of a step after which the slowest rank and its clips are named",
-    )
+    Attributes:
+        strategy: "replicated" holds a full copy on every rank; "fsdp" shards weights, gradients and optimizer over all
+            ranks; "hsdp" shards them over the ranks of a node and keeps a copy per node; "auto" replicates a LoRA whose
+            base fits, and otherwise shards over the nodes' ranks if that fits, or over all, and says why.
+        shard_size: Ranks that share one copy of the weights with "hsdp"; default: the ranks of a node.
+        sequence_degree: Ranks that share the tokens of each clip, for clips whose activations do not fit into one GPU;
+            they exchange tokens for heads around attention (Ulysses); a divisor of the number of attention heads. The
+            clips of a `[[bucket]]` with a `sequence_degree` of its own are shared by fewer. "auto": as many for each
+            bucket as its memory and time, measured in `buckets.tuned`, ask for.
+        max_sequence_degree: With "auto", ranks of a group, which share the longest clips; the number of ranks is a
+            multiple of it. Default: 8, or as many of them as the attention heads allow.
+        link_gb_per_second: What a rank can send to the others of its sequence group, in 10⁹ bytes per second; planned
+            costs and "auto" have the time of exchanges from it. Default: 300, as between H100s with NVLink.
+        offload: Keep weights, optimizer state and average in CPU memory and copy each block's weights to the GPU when it
+            is used; slower, for networks that do not fit; also works with one process.
+        join_seconds: Time for all ranks to arrive at the start; then the missing ones are named.
+        step_seconds: Time without progress of a step after which the slowest rank and its clips are named.
+        lost_seconds: Time without a sign of life of a rank after which it counts as lost, and all ranks end.
+    """
 
-    lost_seconds: float = Field(
-        default=20.0,
-        gt=0,
-        description="time without a sign of life of a rank after which it counts as lost, and all ranks end",
-    )
+    strategy: Literal["auto", "replicated", "fsdp", "hsdp"] = "auto"
+    shard_size: int | None = Field(default=None, ge=1)
+    sequence_degree: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
+    max_sequence_degree: int | None = Field(default=None, ge=1)
+    link_gb_per_second: float | None = Field(default=None, gt=0)
+    offload: bool = False
+    join_seconds: float = Field(default=300.0, gt=0)
+    step_seconds: float = Field(default=1800.0, gt=0)
+
+    lost_seconds: float = Field(default=20.0, gt=0)
 
     @property
     def group_size(self) -> int:

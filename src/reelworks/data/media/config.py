@@ -30,89 +30,63 @@ OF_RECIPES = {"measures", "num_workers", "decode_timeout", "prefetch_bytes", "ma
 class DataConfig(PublicConfig):
     """`[data]`: which frames of a clip are read, how they are cropped to a bucket, and in a recipe by how many workers.
 
+    Attributes:
+        frame_interval: Read each n-th frame.
+        fps: Read at this frame rate instead; "model" is the rate that the model was trained with
+            (docs/reference/models.md). Clips with a lower rate keep their own; of clips with a variable rate, each frame
+            is the one that is shown at its time, which may come twice.
+        clip_start: First frame used of a longer clip.
+        short_clips: What to do with videos that have fewer frames than every bucket entry of their size: "reject" leaves
+            them out (too_short), "hold" repeats their last frame, "loop" plays them again from the start; both use the
+            entry with the fewest frames.
+        crop: Part used of a wider or taller frame; "random" draws it anew in each epoch, "top" keeps the upper edge of a
+            taller one, where portraits have the head.
+        hdr: What to do with videos of high dynamic range (PQ, HLG): "tone_map" converts their colours to SDR, "reject"
+            leaves them out.
+        interlaced: For interlaced videos: "deinterlace" rebuilds frames from their fields, "reject" leaves them out.
+        alpha_color: Red, green and blue of the background over which transparent pixels are blended.
+        locality: Read clips from one folder, or clips cut from one file, close together within an epoch; for footage on
+            slow or remote storage. Default: clips are shuffled over the whole epoch.
+        shuffle_window: With locality: approximate number of clips, of whole folders or files, shuffled together.
+        renamed_clips: When a dataset is renamed, split or swapped with another in mid-epoch, its files are recognised by
+            content and path: "same" continues each as the clip it was, "new" trains it again in this epoch.
+        measures: Measures of clips after the scan, as by `reelworks measure`, whose columns filters and captions can use:
+            ["sharpness", "motion", "duplicates"]; or classes of yours, as in "faces.py:Faces"
+            (docs/how-to/know-your-data.md).
+        num_workers: Decoding processes, with two threads each; 0 decodes in two threads of the trainer.
+        decode_timeout: Seconds that a decoding process may spend on one clip before it is killed and the clip recorded as
+            failed; its other clip is decoded again. A thread (num_workers = 0) cannot be killed: one that hangs goes on
+            beside the run.
+        prefetch_bytes: Memory of each training process for frames decoded and stored latents read ahead of training, from
+            one epoch into the next, as in "500MB"; at least one micro-batch is decoded ahead, and at most 64.
+        max_decode_failures: Stop when more than this fraction of an epoch's clips cannot be decoded.
+
     Examples:
         >>> import reelworks as rw
         >>> rw.DataConfig(fps=16.0, crop="random").short_clips
         'reject'
     """
 
-    frame_interval: int = Field(default=1, ge=1, description="read each n-th frame")
-    fps: Annotated[float, Field(gt=0)] | Literal["model"] | None = Field(
-        default=None,
-        description='read at this frame rate instead; "model" is the rate that the model was trained with '
-        "(docs/reference/models.md). Clips with a lower rate keep their own; of clips with a variable rate, each frame is the "
-        "one that is shown at its time, which may come twice",
-    )
-    clip_start: Literal["random", "start"] = Field(default="random", description="first frame used of a longer clip")
-    short_clips: ShortClips = Field(
-        default="reject",
-        description='what to do with videos that have fewer frames than every bucket entry of their size: "reject" '
-        'leaves them out (too_short), "hold" repeats their last frame, "loop" plays them again from the start; both '
-        "use the entry with the fewest frames",
-    )
-    crop: Literal["center", "random", "top"] = Field(
-        default="center",
-        description='part used of a wider or taller frame; "random" draws it anew in each epoch, "top" keeps the upper '
-        "edge of a taller one, where portraits have the head",
-    )
+    frame_interval: int = Field(default=1, ge=1)
+    fps: Annotated[float, Field(gt=0)] | Literal["model"] | None = None
+    clip_start: Literal["random", "start"] = "random"
+    short_clips: ShortClips = "reject"
+    crop: Literal["center", "random", "top"] = "center"
     resize: Resize = Field(
         default="bicubic",
         description=f"filter of resizing. Each averages over all pixels that it makes smaller; {_EFFECTS}",
     )
-    hdr: Literal["tone_map", "reject"] = Field(
-        default="tone_map",
-        description='what to do with videos of high dynamic range (PQ, HLG): "tone_map" converts their colours to SDR, '
-        '"reject" leaves them out',
-    )
-    interlaced: Literal["deinterlace", "reject"] = Field(
-        default="deinterlace",
-        description='for interlaced videos: "deinterlace" rebuilds frames from their fields, "reject" leaves them out',
-    )
-    alpha_color: list[int] = Field(
-        default=[255, 255, 255],
-        min_length=3,
-        max_length=3,
-        description="red, green and blue of the background over which transparent pixels are blended",
-    )
-    locality: Literal["folder", "file"] | None = Field(
-        default=None,
-        description="read clips from one folder, or clips cut from one file, close together within an epoch; for "
-        "footage on slow or remote storage. Default: clips are shuffled over the whole epoch",
-    )
-    shuffle_window: int = Field(
-        default=10_000,
-        ge=1,
-        description="with locality: approximate number of clips, of whole folders or files, shuffled together",
-    )
-    renamed_clips: RenamedClips = Field(
-        default="same",
-        description="when a dataset is renamed, split or swapped with another in mid-epoch, its files are recognised "
-        'by content and path: "same" continues each as the clip it was, "new" trains it again in this epoch',
-    )
-    measures: Private[list[Annotated[str, Field(min_length=1)]]] = Field(
-        default=[],
-        description="measures of clips after the scan, as by `reelworks measure`, whose columns filters and captions can use: "
-        '["sharpness", "motion", "duplicates"]; or classes of yours, as in "faces.py:Faces" (docs/how-to/know-your-data.md)',
-    )
-    num_workers: int = Field(
-        default=2,
-        ge=0,
-        description="decoding processes, with two threads each; 0 decodes in two threads of the trainer",
-    )
-    decode_timeout: float = Field(
-        default=120.0,
-        gt=0,
-        description="seconds that a decoding process may spend on one clip before it is killed and the clip recorded "
-        "as failed; its other clip is decoded again. A thread (num_workers = 0) cannot be killed: one that hangs goes on beside the run",
-    )
-    prefetch_bytes: Told[str] = Field(
-        default=_PREFETCH,
-        description="memory of each training process for frames decoded and stored latents read ahead of training, from one "
-        'epoch into the next, as in "500MB"; at least one micro-batch is decoded ahead, and at most 64',
-    )
-    max_decode_failures: float = Field(
-        default=0.1, ge=0, le=1, description="stop when more than this fraction of an epoch's clips cannot be decoded"
-    )
+    hdr: Literal["tone_map", "reject"] = "tone_map"
+    interlaced: Literal["deinterlace", "reject"] = "deinterlace"
+    alpha_color: list[int] = Field(default=[255, 255, 255], min_length=3, max_length=3)
+    locality: Literal["folder", "file"] | None = None
+    shuffle_window: int = Field(default=10_000, ge=1)
+    renamed_clips: RenamedClips = "same"
+    measures: Private[list[Annotated[str, Field(min_length=1)]]] = Field(default=[])
+    num_workers: int = Field(default=2, ge=0)
+    decode_timeout: float = Field(default=120.0, gt=0)
+    prefetch_bytes: Told[str] = _PREFETCH
+    max_decode_failures: float = Field(default=0.1, ge=0, le=1)
 
     @property
     def frame_rate(self) -> float | None:

@@ -16,13 +16,15 @@ ADDED_TRACKERS: dict[str, Callable[..., Any]] = {}
 
 
 class CoverageConfig(Config):
-    """`[coverage]`: how long a run keeps its records of clips."""
+    """`[coverage]`: how long a run keeps its records of clips.
 
-    max_disk: Told[str | None] = Field(
-        default="20GB",
-        description="disk space for the records of which clips each epoch trained (about 30 MB for ten million clips); "
-        "above it, the records of the oldest epochs are deleted with a message, and only their totals are kept, and copies of the catalog that no other record needs are deleted with them",
-    )
+    Attributes:
+        max_disk: Disk space for the records of which clips each epoch trained (about 30 MB for ten million clips); above
+            it, the records of the oldest epochs are deleted with a message, and only their totals are kept, and copies of
+            the catalog that no other record needs are deleted with them.
+    """
+
+    max_disk: Told[str | None] = "20GB"
 
     @property
     def max_disk_bytes(self) -> int | None:
@@ -36,22 +38,24 @@ class CoverageConfig(Config):
 
 
 class LoggingConfig(Config):
-    """`[logging]`: trackers beside TensorBoard, which get the same curves, the previews and the recipe."""
+    """`[logging]`: trackers beside TensorBoard, which get the same curves, the previews and the recipe.
 
-    trackers: list[Annotated[Literal["wandb", "trackio"], open_set(ADDED_TRACKERS)]] = Field(
-        default=[],
-        description="Weights & Biases and Trackio (extras `wandb`, `trackio`), which get the recipe too; training goes on if one fails",
-    )
-    project: str = Field(default="reelworks", min_length=1, description="project of the trackers")
-    name: str | None = Field(
-        default=None, min_length=1, description="name of the run there; default: that of the run folder"
-    )
-    entity: str | None = Field(default=None, min_length=1, description="user or team of Weights & Biases")
-    tags: list[str] = Field(default=[], description="tags of the run in Weights & Biases")
-    offline: bool = Field(
-        default=False,
-        description="keep what Weights & Biases logs in the run folder for `wandb sync`; so does a run that cannot log in",
-    )
+    Attributes:
+        trackers: Weights & Biases and Trackio (extras `wandb`, `trackio`), which get the recipe too; training goes on if
+            one fails.
+        project: Project of the trackers.
+        name: Name of the run there; default: that of the run folder.
+        entity: User or team of Weights & Biases.
+        tags: Tags of the run in Weights & Biases.
+        offline: Keep what Weights & Biases logs in the run folder for `wandb sync`; so does a run that cannot log in.
+    """
+
+    trackers: list[Annotated[Literal["wandb", "trackio"], open_set(ADDED_TRACKERS)]] = Field(default=[])
+    project: str = Field(default="reelworks", min_length=1)
+    name: str | None = Field(default=None, min_length=1)
+    entity: str | None = Field(default=None, min_length=1)
+    tags: list[str] = Field(default=[])
+    offline: bool = False
 
     @model_validator(mode="after")
     def _check_trackers(self) -> Self:

@@ -30,23 +30,21 @@ _ROUNDING = 0.01  # largest relative error that rounding to integers may cause
 
 
 class CostConfig(PublicConfig):
-    """`[cost]`: training time of micro-batches; only ratios between buckets matter."""
+    """`[cost]`: training time of micro-batches; only ratios between buckets matter.
 
-    measured: Private[str | None] = Field(
-        default=None,
-        min_length=1,
-        description="path of a JSON file with the milliseconds of a micro-batch by bucket name, `per_batch` and `per_clip` or "
-        "a number per clip, as `reelworks report RUN --costs FILE` and `reelworks tune` write it; buckets missing from it "
-        "use the formula, scaled to the measured buckets",
-    )
-    per_clip_us: float = Field(default=0.0, ge=0, allow_inf_nan=False, description="microseconds per clip")
-    per_token_us: float = Field(default=1.0, ge=0, allow_inf_nan=False, description="microseconds per latent token")
-    per_token_squared_us: float = Field(
-        default=0.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="microseconds per pair of latent tokens, for full attention over long clips",
-    )
+    Attributes:
+        measured: Path of a JSON file with the milliseconds of a micro-batch by bucket name, `per_batch` and `per_clip` or
+            a number per clip, as `reelworks report RUN --costs FILE` and `reelworks tune` write it; buckets missing from
+            it use the formula, scaled to the measured buckets.
+        per_clip_us: Microseconds per clip.
+        per_token_us: Microseconds per latent token.
+        per_token_squared_us: Microseconds per pair of latent tokens, for full attention over long clips.
+    """
+
+    measured: Private[str | None] = Field(default=None, min_length=1)
+    per_clip_us: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    per_token_us: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    per_token_squared_us: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _costs_something(self) -> CostConfig:
