@@ -26,7 +26,7 @@ from reelworks.core.digests import ArrayParts
 from reelworks.core.hash_rng import byte_words, hash64, text_words
 from reelworks.data.catalog.store import schema
 from reelworks.data.catalog.store.column_files import ColumnFiles
-from reelworks.data.catalog.store.schema import DERIVED, SCHEMA, SCORE, TEXT, as_numpy
+from reelworks.data.catalog.store.schema import DERIVED, SCHEMA, SCORE, TEXT, Columns, as_numpy
 from reelworks.data.media import location
 from reelworks.data.media.location import MediaPath
 
@@ -53,48 +53,12 @@ def without_range(label: str) -> str:
     return _RANGE_OF_LABEL.sub("", label)
 
 
-class CatalogRows:
+class CatalogRows(Columns):
     """Rows of a catalog; all arrays have one element for each row.
 
-    The measures, `num_frames` to `sound`, are those of `probe.Probe`. Reading a column that is damaged on disk
-    raises a UserError.
+    Reading a column that is damaged on disk raises a UserError.
     """
 
-    ordinal: I64  # permanent number of the row
-    uid: U64  # identity of the clip, from dataset and path
-    dataset: pa.Array
-    root: pa.Array  # absolute path or address of the dataset's folder
-    path: pa.Array  # below `root`, with forward slashes; of a member of an archive, below the archive's path
-    start: I64  # first byte of a member of an archive; -1 for a file of its own
-    kind: pa.Array
-    size_bytes: I64
-    mtime_ns: I64  # time of the file's last change, used only to avoid reading unchanged files again
-    fingerprint: pa.Array  # digest of the content; "" if the file could not be read
-    num_frames: I64
-    height: I64
-    width: I64
-    fps: F64
-    duration_seconds: F64
-    codec: pa.Array
-    pixel_format: pa.Array
-    bit_depth: I64
-    rotation: I64
-    variable_fps: Mask
-    has_alpha: Mask
-    mirrored: Mask
-    pixel_aspect_ratio: F64
-    hidden_frames: I64
-    interlaced: Mask
-    color_matrix: pa.Array
-    full_range: Mask
-    hdr: pa.Array
-    icc_profile: pa.Array
-    sound: pa.Array
-    caption: pa.Array  # null if there is no caption file or the list has none, "" if the file is empty
-    group: pa.Array  # path of the source file; clips of one group are held out together
-    first_frame: I64  # number in its file of the first of the clip's `num_frames` frames
-    cut: pa.Array  # how the clip was cut from its file: "list", or the setting of a `Source`; "" for a whole file
-    error: pa.Array  # why the file cannot be trained on, in which case all measures are 0; null for a good file
     captioned: Mask  # whether there is a caption that is not empty
     no_caption: Mask  # whether `caption` is null
     own_group: Mask  # whether `group` is the path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -11,52 +11,63 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.core import optional_imports
-from reelworks.core.arrays import F64, Mask
+from reelworks.core.arrays import F64, I64, U64, Mask
 
 WORD = pa.dictionary(pa.int32(), pa.string())
 TEXT = pa.large_string()  # captions of millions of clips exceed the 2 GB that `string` can address
 SCORE = "score:"  # prefix of score columns, so that a score cannot replace a measure
 
+Words: TypeAlias = pa.Array  # dictionary-encoded, as they repeat
+Texts: TypeAlias = pa.Array
+TextsOrNulls: TypeAlias = pa.Array
+
 optional_imports.settle_arrow()
 
+
+class Columns:
+    """The columns that all rows have; the measures, `num_frames` to `sound`, are those of `probe.Probe`."""
+
+    ordinal: I64  # permanent number of the row
+    uid: U64  # identity of the clip, from dataset and path
+    dataset: Words
+    root: Words  # absolute path or address of the dataset's folder
+    path: Texts  # below `root`, with forward slashes; of a member of an archive, below the archive's path
+    start: I64  # first byte of a member of an archive; -1 for a file of its own
+    kind: Words
+    size_bytes: I64
+    mtime_ns: I64  # time of the file's last change, used only to avoid reading unchanged files again
+    fingerprint: Texts  # digest of the content; "" if the file could not be read
+    num_frames: I64
+    height: I64
+    width: I64
+    fps: F64
+    duration_seconds: F64
+    codec: Words
+    pixel_format: Words
+    bit_depth: I64
+    rotation: I64
+    variable_fps: Mask
+    has_alpha: Mask
+    mirrored: Mask
+    pixel_aspect_ratio: F64
+    hidden_frames: I64
+    interlaced: Mask
+    color_matrix: Words
+    full_range: Mask
+    hdr: Words
+    icc_profile: Words
+    sound: Words
+    caption: TextsOrNulls  # null if there is no caption file or the list has none, "" if the file is empty
+    group: Texts  # path of the source file; clips of one group are held out together
+    first_frame: I64  # number in its file of the first of the clip's `num_frames` frames
+    cut: Words  # how the clip was cut from its file: "list", or the setting of a `Source`; "" for a whole file
+    error: TextsOrNulls  # why the file cannot be trained on, in which case all measures are 0; null for a good file
+
+
+_NUMBERS = {"I64": pa.int64(), "U64": pa.uint64(), "F64": pa.float64(), "Mask": pa.bool_()}
+_TYPES = _NUMBERS | {"Words": WORD, "Texts": TEXT, "TextsOrNulls": TEXT}
 SCHEMA = pa.schema(
-    [
-        pa.field("ordinal", pa.int64(), nullable=False),
-        pa.field("uid", pa.uint64(), nullable=False),
-        pa.field("dataset", WORD, nullable=False),
-        pa.field("root", WORD, nullable=False),
-        pa.field("path", TEXT, nullable=False),
-        pa.field("start", pa.int64(), nullable=False),
-        pa.field("kind", WORD, nullable=False),
-        pa.field("size_bytes", pa.int64(), nullable=False),
-        pa.field("mtime_ns", pa.int64(), nullable=False),
-        pa.field("fingerprint", TEXT, nullable=False),
-        pa.field("num_frames", pa.int64(), nullable=False),
-        pa.field("height", pa.int64(), nullable=False),
-        pa.field("width", pa.int64(), nullable=False),
-        pa.field("fps", pa.float64(), nullable=False),
-        pa.field("duration_seconds", pa.float64(), nullable=False),
-        pa.field("codec", WORD, nullable=False),
-        pa.field("pixel_format", WORD, nullable=False),
-        pa.field("bit_depth", pa.int64(), nullable=False),
-        pa.field("rotation", pa.int64(), nullable=False),
-        pa.field("variable_fps", pa.bool_(), nullable=False),
-        pa.field("has_alpha", pa.bool_(), nullable=False),
-        pa.field("mirrored", pa.bool_(), nullable=False),
-        pa.field("pixel_aspect_ratio", pa.float64(), nullable=False),
-        pa.field("hidden_frames", pa.int64(), nullable=False),
-        pa.field("interlaced", pa.bool_(), nullable=False),
-        pa.field("color_matrix", WORD, nullable=False),
-        pa.field("full_range", pa.bool_(), nullable=False),
-        pa.field("hdr", WORD, nullable=False),
-        pa.field("icc_profile", WORD, nullable=False),
-        pa.field("sound", WORD, nullable=False),
-        pa.field("caption", TEXT),
-        pa.field("group", TEXT, nullable=False),
-        pa.field("first_frame", pa.int64(), nullable=False),
-        pa.field("cut", WORD, nullable=False),
-        pa.field("error", TEXT),
-    ]
+    [pa.field(name, _TYPES[kind], nullable=kind == "TextsOrNulls") for name, kind in Columns.__annotations__.items()]
 )
 
 
