@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from reelworks.core import toml
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.loader import left_out
@@ -15,6 +16,7 @@ from reelworks.data.loader.dataset import Dataset
 from reelworks.data.schedule.cursor import RUN_START, Aliases, Cursor, Excluded, StageStart
 from reelworks.data.schedule.plan import EpochPlan, PlanSpec
 
+_LEFT_OUT = toml.beside(__file__, "left_out.toml")
 _EMPTY_EPOCHS = 1000  # so many consecutive empty epochs are not due to chance
 
 
@@ -137,10 +139,16 @@ def no_steps(data: Dataset, epoch: int = 0) -> UserError:
     result, row = data.assignment(epoch)
     clips = {left.reason: len(left.row) for left in left_out.by_reason(result, row)}
     total = len(np.unique(row))
-    for kind, (problem, key, value, remedy) in _settings(data.spec).items():
-        if 2 * (count := clips.get(kind, 0)) > total:  # one setting leaves out most of the clips
-            problem = f"{count} of {total} clips {problem} (reason {kind.label}), so an epoch would have no step"
-            return UserError(problem, code="empty-epoch", field=key, value=value, remedy=remedy)
+    for kind, count in clips.items():
+        if 2 * count > total and (told := _LEFT_OUT.get(kind.label)):  # one setting leaves out most of the clips
+            by_folder = kind == Reason.HELD_OUT and data.spec.group == "folder"
+            return UserError(
+                f"{count} of {total} clips {told['problem']} (reason {kind.label}), so an epoch would have no step",
+                code="empty-epoch",
+                field=told["key"],
+                value=_value_of(told["key"], data.spec),
+                remedy=told["remedy"] + ', or set validation.group = "file"' * by_folder,
+            )
     lines = []
     for index, entry in enumerate(data.table.entries):
         inside = np.isin(result.bucket, data.table.of_entry(index)) & (result.reason == Reason.NONE)
@@ -158,60 +166,16 @@ def no_steps(data: Dataset, epoch: int = 0) -> UserError:
     )
 
 
-def _settings(spec: DataSpec) -> dict[Reason, tuple[str, str, Any, str]]:
-    """Return problem, field, value and remedy of each setting that leaves clips out."""
-    folders = spec.group == "folder"
-    lower = "lower validation.split" + (', or set validation.group = "file"' if folders else "")
-    return {
-        Reason.NO_CAPTION: (
-            "have no caption",
-            "dataset.path",
-            [dataset.path for dataset in spec.datasets],
-            "give a list that has the captions as path, write each into a text file next to its clip, for example cat.txt for "
-            "cat.mp4, or set dataset.missing_caption to a text for all clips without one",
-        ),
-        Reason.NO_COMPANION: (
-            "have no companion file (control, source or mask) that fits them",
-            "dataset",
-            [dataset.companions for dataset in spec.datasets],
-            "list each clip with its problem: `reelworks plan RECIPE --rejected FILE.csv`",
-        ),
-        Reason.FILTERED: (
-            "do not pass their dataset's filter",
-            "dataset.filter",
-            [dataset.filter for dataset in spec.datasets],
-            "loosen the filter; `reelworks inspect CATALOG` shows the values that the clips have",
-        ),
-        Reason.HDR: ("are of high dynamic range", "data.hdr", spec.data.hdr, 'set data.hdr = "tone_map"'),
-        Reason.INTERLACED: (
-            "are interlaced",
-            "data.interlaced",
-            spec.data.interlaced,
-            'set data.interlaced = "deinterlace"',
-        ),
-        Reason.NO_SOUND: (
-            "have no sound",
-            "sound.missing",
-            "leave_out",
-            'set sound.missing = "silent" to train videos without sound as silent',
-        ),
-        Reason.SOUND_TIMING: (
-            "have another number of frames per second than data.fps, or without it unevenly spaced ones, so that sound would drift",
-            "data.fps",
-            spec.data.fps,
-            "lower it to the rate of the clips, or encode them at a constant rate",
-        ),
-        Reason.IN_EXCLUDE_FILE: (
-            "are in the exclude list",
-            "exclude_file",
-            spec.exclude_file,
-            "remove lines from that file",
-        ),
-        Reason.DUPLICATE: (
-            "are near-duplicates of others",
-            "dataset.duplicates",
-            [dataset.duplicates for dataset in spec.datasets],
-            'set dataset.duplicates = "keep", or lower validation.split if it holds out the best of them',
-        ),
-        Reason.HELD_OUT: ("are held out for validation", "validation.split", spec.split, lower),
-    }
+def _value_of(key: str, spec: DataSpec) -> Any:
+    """Return the value of a key of `left_out.toml`."""
+    match key.split("."):
+        case ["dataset"]:
+            return [dataset.companions for dataset in spec.datasets]
+        case ["dataset", name]:
+            return [getattr(dataset, name) for dataset in spec.datasets]
+        case ["data", name]:
+            return getattr(spec.data, name)
+        case ["sound", _]:
+            return "leave_out"  # which alone leaves clips without sound out
+        case [*_, name]:
+            return getattr(spec, name)
