@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, WrapValidator
+from pydantic import BaseModel, ConfigDict, ValidationError, WrapValidator
 
 from reelworks.core import arguments, toml_none, units, words
 from reelworks.core.errors import UserError, nearest, shown
@@ -56,20 +56,24 @@ def open_set(registered: Container[str]) -> WrapValidator:
     return WrapValidator(lambda name, check: name if isinstance(name, str) and name in registered else check(name))
 
 
+def _tell_meanings(schema: dict[str, Any], config: type[BaseModel]) -> None:
+    """Tell in a JSON Schema what each key means."""
+    schema["description"], told = about(config), meanings(config)
+    for name, value in schema.get("properties", {}).items():
+        value |= {"description": told[name]} if told[name] else {}
+
+
 class Config(BaseModel):
     """Base of all configs: plain values; runtime objects are arguments of the owning package's `build(...)`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Return the JSON Schema, in which each key has its meaning."""
-        reference = handler(core_schema)
-        schema, told = handler.resolve_ref_schema(reference), meanings(cls)
-        schema["description"] = about(cls)
-        for name, value in schema.get("properties", {}).items():
-            value |= {"description": told[name]} if told[name] else {}
-        return reference
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        json_schema_extra=_tell_meanings,
+    )
 
 
 def about(config: type[BaseModel]) -> str:
