@@ -41,43 +41,24 @@ def _ask(call: str, path: Path) -> int | None:
     return None if _guard is None else _guard(call, path)
 
 
-class _Raw(io.RawIOBase):
+class _Raw(io.FileIO):
     """Unbuffered write-only file that computes the checksum of the bytes written."""
 
-    def __init__(self, path: Path, flags: int) -> None:
+    def __init__(self, path: Path, mode: str) -> None:
         _ask("open", path)
-        self.path, self._fd, self._at = path, os.open(path, os.O_WRONLY | os.O_CREAT | system.BINARY | flags, 0o666), 0
-        self.checksum = digests.running()
-
-    def writable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def fileno(self) -> int:
-        return self._fd
+        super().__init__(str(path), mode)
+        self.path, self.checksum = path, digests.running()
 
     def write(self, data: Buffer) -> int:
         with memoryview(data).cast("B") as view:
-            if self._fd < 0:
-                # A buffer whose flush failed is flushed again when it is collected; by then the descriptor
-                # number may belong to another file.
-                return len(view)
             try:
                 limit = _ask("write", self.path)
-                written = os.write(self._fd, view if limit is None else view[:limit])
+                written = super().write(view if limit is None else view[:limit])
             except OSError as error:  # which names no file
                 error.filename = error.filename or str(self.path)
                 raise
             self.checksum.update(view[:written])
-            self._at += written
             return written
-
-    def release(self) -> None:
-        """Close the descriptor; closing the stream leaves it open, so that it can still be fsynced."""
-        os.close(self._fd)
-        self._fd = -1
 
 
 @contextmanager
@@ -90,26 +71,20 @@ def create(path: Path, *, on_close: Callable[[int, str], None] | None = None) ->
         FileExistsError: The path exists.
         OSError: Writing failed; the incomplete file remains.
     """
-    raw = _Raw(path, os.O_EXCL)
-    try:
+    with _Raw(path, "x") as raw:  # which drops what is left in the buffer after an error
         buffered = io.BufferedWriter(raw, _BUFFER_BYTES)
         yield buffered
-        buffered.close()
+        buffered.flush()
         fsync(raw.fileno(), path)
         if on_close is not None:
             on_close(raw.tell(), raw.checksum.hexdigest())
-    finally:
-        raw.release()
 
 
 def append(path: Path, data: bytes) -> None:
     """Append to a file, which is created if missing, with one write unless the system cuts it short."""
-    raw = _Raw(path, os.O_APPEND)
-    try:
+    with _Raw(path, "a") as raw:
         while data:
             data = data[raw.write(data) :]
-    finally:
-        raw.release()
 
 
 def fsync(fd: int, path: Path) -> None:
