@@ -80,6 +80,14 @@ def mask(indices: NDArray[Any], length: int) -> Mask:
     return result
 
 
+def find(ordered: NDArray[Any], wanted: NDArray[Any]) -> I64:
+    """Return the indices of values in an ascending array, -1 for missing ones."""
+    if not len(ordered):
+        return np.full(len(wanted), -1, dtype=np.int64)
+    place = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
+    return np.where(ordered[place] == wanted, place, -1)
+
+
 def narrow(numbers: NDArray[np.integer[Any]], most: int | None = None) -> NDArray[Any]:
     """Return integers from -1 on in the narrowest signed type that holds them and `most`, by default the largest of them.
 

@@ -77,7 +77,7 @@ def _joined(key: U64, unread: I64, links: list[tuple[int, I64, U64]]) -> U64:
     of_node = nodes[first[label] % len(nodes)]
 
     def joined(key: U64) -> U64:
-        at = np.minimum(np.searchsorted(nodes, key), len(nodes) - 1)
-        return np.where(nodes[at] == key, of_node[at], key)
+        at = blocks.find(nodes, key)
+        return np.where(at >= 0, of_node[at], key)
 
     return blocks.elementwise(joined, key, dtype=np.uint64)

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from reelworks.core import blocks, hash_rng
 from reelworks.core.arrays import I64, U64, Mask
@@ -155,7 +154,7 @@ def carry_over(identity: Identity, former: Segment, ordinal: I64, copy: I64, exc
     copy = np.concatenate([copy[~stays], excluded.gone_copy])
     new = np.flatnonzero(~identity.kept)
     order = new[np.argsort(identity.key[new], kind="stable")]
-    place = _find(identity.key[order], key)
+    place = blocks.find(identity.key[order], key)
     matched = place >= 0
     consumed = consumed.with_places(identity.ordinal[order][place[matched]], copy[matched])
     return Excluded(consumed.bits, key[~matched], copy[~matched])
@@ -169,7 +168,7 @@ def former_places(identity: Identity, former: Segment) -> I64:
     if len(new):
         key = former.keys(former.ordinal)
         order = np.argsort(key, kind="stable")
-        at = _find(key[order], identity.key[new])
+        at = blocks.find(key[order], identity.key[new])
         place[new] = np.where(at >= 0, order[at], -1)
     return place
 
@@ -229,7 +228,7 @@ class _Gone:
         held, keys, tables, latest = np.sort(live), [], [], []
         for i, segment in enumerate(former):
             key = segment.keys(segment.ordinal)
-            mine = np.flatnonzero(_find(held, key) < 0)
+            mine = np.flatnonzero(blocks.find(held, key) < 0)
             keys.append(key[mine])
             if len(mine):
                 columns = segment.catalog.columns("uid", *_TEXTS, *_RANGE)
@@ -280,7 +279,7 @@ def _pair(matched: I64, gone: U64, ours: U64, theirs: U64, may: Mask | bool = Tr
     left, right = np.flatnonzero((matched < 0) & may), np.flatnonzero(free & those)
     a, b = _numbered(ours[left]), _numbered(theirs[right])
     order = np.argsort(b, kind="stable")
-    place = _find(b[order], a)
+    place = blocks.find(b[order], a)
     equal = place >= 0
     matched[left[equal]] = right[order[place[equal]]]
 
@@ -321,20 +320,12 @@ def _without_collisions(key: U64, new: I64, gone: U64, rows: CatalogRows) -> U64
     """Assign another key to new clips whose uid is the key of another clip, as after a swap of dataset names."""
     held = np.sort(np.concatenate([np.delete(key, new), gone]))
     again: tuple[int, ...] = ()
-    taken = new[_find(held, key[new]) >= 0]
+    taken = new[blocks.find(held, key[new]) >= 0]
     while len(taken):  # more than once if a clip that was given such a key moved, and its name and content came back
         content = hash_rng.text_words(rows.fingerprint.take(pa.array(taken)).to_pylist())
         key[taken] = hash_rng.hash64("another file", rows.uid[taken], content, *again)
-        taken, again = taken[_find(held, key[taken]) >= 0], (*again, 1)
+        taken, again = taken[blocks.find(held, key[taken]) >= 0], (*again, 1)
     return key
-
-
-def _find(ordered: NDArray[Any], wanted: NDArray[Any]) -> I64:
-    """Return the indices of values in an ascending array, -1 for missing ones."""
-    if not len(ordered):
-        return np.full(len(wanted), -1, dtype=np.int64)
-    place = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
-    return np.where(ordered[place] == wanted, place, -1)
 
 
 def _among(ordinal: I64, others: I64) -> Mask:

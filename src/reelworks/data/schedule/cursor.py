@@ -166,10 +166,10 @@ class Aliases:
 
     def keys(self, ordinal: I64, uid: U64) -> U64:
         """Return the keys of the rows with these ordinals and uids."""
-        if not len(self.ordinal):
+        if not self:
             return uid
-        place = np.minimum(np.searchsorted(self.ordinal, ordinal), len(self.ordinal) - 1)
-        return np.where(self.ordinal[place] == ordinal, self.key[place], uid)
+        place = blocks.find(self.ordinal, ordinal)
+        return np.where(place >= 0, self.key[place], uid)
 
     def with_more(self, ordinal: I64, key: U64) -> Aliases:
         """Return these aliases and further ones, which take precedence."""
@@ -224,9 +224,8 @@ def remaining_after(entries: Samples, excluded: Excluded, uid: U64) -> Samples:
 def _among(uid: U64, done: U64) -> Mask:
     """Return which uids are in the sorted array; looked up in sorted order, so that the search moves forward."""
     order = np.argsort(uid)
-    place = np.minimum(np.searchsorted(done, uid[order]), len(done) - 1)
     among = np.empty(len(uid), dtype=np.bool_)
-    among[order] = done[place] == uid[order]
+    among[order] = blocks.find(done, uid[order]) >= 0
     return among
 
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from reelworks.core import digests, files, hash_rng, user_files
+from reelworks.core import blocks, digests, files, hash_rng, user_files
 from reelworks.core.arrays import I64, U64, Mask
 from reelworks.core.log import logger
 from reelworks.data.catalog.store import measured_columns, schema
@@ -265,8 +265,8 @@ def _sources(new: CatalogRows, live: CatalogRows, retired: I64) -> tuple[U64, I6
     if len(retired):
         of_retired = keys_of(live.take(retired))
         order = np.argsort(of_retired, kind="stable")
-        at = np.minimum(np.searchsorted(of_retired[order], keys), len(order) - 1)
-        moved = (source < 0) & (of_retired[order][at] == keys)
+        at = blocks.find(of_retired[order], keys)
+        moved = (source < 0) & (at >= 0)
         source[moved] = retired[order[at[moved]]]
     return keys, source
 

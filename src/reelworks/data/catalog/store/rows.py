@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.core import digests
+from reelworks.core import blocks, digests
 from reelworks.core.arrays import F64, I32, I64, U64, Mask
 from reelworks.core.digests import ArrayParts
 from reelworks.core.hash_rng import byte_words, hash64, text_words
@@ -187,15 +187,13 @@ class CatalogRows(Columns):
     def find(self, uids: U64) -> I64:
         """Return the indices of clips by uid, -1 if absent; every uid must have one row at most."""
         order, ordered = self._by_uid
-        if not len(ordered):
-            return np.full(len(uids), -1, dtype=np.int64)
-        rank = np.minimum(np.searchsorted(ordered, uids), len(ordered) - 1)
-        return np.where(ordered[rank] == uids, order[rank], -1)
+        return order[blocks.find(ordered, uids)]
 
     @cached_property
     def _by_uid(self) -> tuple[I64, U64]:
+        """The rows in the order of their uids, with -1 behind the last one, and these uids."""
         order = np.argsort(self.uid, kind="stable")
-        return order, self.uid[order]
+        return np.append(order, -1), self.uid[order]
 
     @cached_property
     def is_video(self) -> Mask:
