@@ -239,12 +239,7 @@ def test_other_files_are_rows_with_a_reason_and_sidecars_are_not(tmp_path: Path)
 
 
 def test_known_suffixes_do_not_overlap() -> None:
-    sets = [
-        formats.VIDEO_EXTENSIONS,
-        formats.IMAGE_EXTENSIONS,
-        formats.SIDECARS,
-        *(names for names, _ in formats._REASONS),
-    ]
+    sets = formats._SUFFIXES.values()
     assert sum(map(len, sets)) == len(frozenset().union(*sets))
     assert all(name.startswith(".") and name == name.lower() for names in sets for name in names)
 

@@ -5,49 +5,17 @@ from __future__ import annotations
 import posixpath
 import re
 
+from reelworks.core import toml
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-VIDEO_EXTENSIONS = _words(
-    ".mp4 .mov .mkv .webm .avi .m4v .mpg .mpeg .3g2 .3gp .asf .f4v .flv .m2ts .mts .mxf .ogv .qt .ts .vob .wmv"
-)
-# Animations among them (GIF, WebP, PNG, AVIF) are clips; the content decides.
-IMAGE_EXTENSIONS = _words(".png .jpg .jpeg .webp .bmp .apng .avif .avifs .gif .heic .heif .hif .jfif .jpe .tif .tiff")
+_KINDS = toml.beside(__file__, "suffixes.toml")
+_SUFFIXES = {kind: frozenset(of["suffixes"].split()) for kind, of in _KINDS.items()}
+VIDEO_EXTENSIONS, IMAGE_EXTENSIONS, SOUND_EXTENSIONS = (_SUFFIXES[kind] for kind in ("video", "image", "sound"))
+EXTENSIONS = VIDEO_EXTENSIONS | IMAGE_EXTENSIONS
 LISTS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json")  # all but Parquet may be packed, as .csv.gz
 LISTS_TOLD = " ".join((*LISTS, ".csv.gz"))
-EXTENSIONS = VIDEO_EXTENSIONS | IMAGE_EXTENSIONS
-
-# Files that belong beside clips and are no clips themselves: captions, lists, records, caches of other trainers,
-# programs and texts. They are counted, but are no rows of a catalog.
-SIDECARS = _words(
-    ".aae .arrow .ass .bib .bin .caption .cfg .ckpt .conf .csv .db .doc .docx .feather .htm .html .idx .ini "
-    ".ipynb .js .json .jsonl .jsonld .lnk .lock .log .md .md5 .ndjson .npy .npz .odt .onnx .parquet .pdf .pickle "
-    ".pkl .pt .pth .py .pyc .rst .rtf .safetensors .sh .sha1 .sha256 .sqlite .srt .ssa .sub .tags .tex .toml "
-    ".torrent .tsv .txt .url .vtt .xls .xlsx .xml .xmp .yaml .yml"
-)
-_SIDECAR_NAMES = _words("authors changelog copying license licence makefile notice readme")
-
-SOUND_EXTENSIONS = _words(".aac .ac3 .aif .aiff .amr .ape .flac .m4a .mid .mka .mp3 .oga .ogg .opus .wav .wma")
-_ARCHIVES = _words(".7z .bz2 .cab .dmg .gz .iso .rar .tbz2 .tgz .txz .xz .zip .zst")
-_CAMERA_RAW = _words(
-    ".3fr .arw .braw .cr2 .cr3 .crw .dng .erf .iiq .kdc .mef .mos .mrw .nef .nrw .orf .pef .r3d .raf .raw .rw2 "
-    ".rwl .sr2 .srw .x3f"
-)
-_OTHER_MEDIA = _words(
-    ".ai .dds .dpx .drc .eps .exr .hdr .ico .ivf .j2k .jp2 .jpx .jxl .lrv .m2v .nut .pbm .pcx .pgm .pnm .ppm .psb "
-    ".psd .rm .rmvb .svg .swf .tga .thm .webarchive .xcf .y4m"
-)
-_UNFINISHED = _words(".crdownload .download .part .partial .tmp")
-_MEDIA = EXTENSIONS | SOUND_EXTENSIONS | _CAMERA_RAW | _OTHER_MEDIA
-_REASONS = (
-    (SOUND_EXTENSIONS, "sound without pictures"),
-    (_ARCHIVES, "an archive, which is not unpacked"),
-    (_CAMERA_RAW, "raw data of a camera, to be developed to TIFF or PNG first"),
-    (_OTHER_MEDIA, "a format that is not read, to be converted to MP4 or PNG first"),
-    (_UNFINISHED, "an unfinished download"),
-)
+SIDECARS = _SUFFIXES["sidecar"]
+_SIDECAR_NAMES = frozenset(["authors", "changelog", "copying", "license", "licence", "makefile", "notice", "readme"])
+_MEDIA = EXTENSIONS | SOUND_EXTENSIONS | _SUFFIXES["camera_raw"] | _SUFFIXES["other_media"]
 _NO_LETTERS = re.compile("[\ud800-\udfff]")  # in place of what is not UTF-8 in a name, which no catalog can hold
 
 
@@ -78,7 +46,7 @@ def is_sound(name: str) -> bool:
 def media_stem(name: str) -> str | None:
     """Return the name without its suffix of a video, a picture or a sound, which need not be read or finished; None for others."""
     stem, extension = posixpath.splitext(name)
-    if extension.lower() in _UNFINISHED | {".bak", ".old", ".orig"}:
+    if extension.lower() in _SUFFIXES["unfinished"] | {".bak", ".old", ".orig"}:
         stem, extension = posixpath.splitext(stem)
     return stem if extension.lower() in _MEDIA else None
 
@@ -133,7 +101,8 @@ def why_not_read(name: str) -> str:
         return "the name has no extension"
     if kind_of(name.partition("?")[0]):  # a clip is known by its name, and an address that is signed anew is another
         return f"a query behind the name, as of a signed address: {extension.partition('?')[0]}"
-    reason = next((text for extensions, text in _REASONS if extension in extensions), "not a video or picture")
+    reasons = (of["reason"] for kind, of in _KINDS.items() if "reason" in of and extension in _SUFFIXES[kind])
+    reason = next(reasons, "not a video or picture")
     return f"{reason}: {extension}"
 
 
