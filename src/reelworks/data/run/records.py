@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -41,12 +41,29 @@ _Values = TypeVar("_Values", bound=Config)
 _ABOUT = "about.json"
 _OUTCOME = "outcome.json"
 _TOTALS = "totals.jsonl"
+_OTHERS = "others.parquet"
 _NAME = re.compile(r"segment-(\d{3,})-(\d{6,})-(\d{3,})")
 _SPLIT = "BYTE_STREAM_SPLIT"  # for unsorted numbers, whose upper bytes are mostly zeros
 _ASCENDING = "DELTA_BINARY_PACKED"
-_PLACES = ("ordinal", "copy", "repeat_index")
-_MICRO_BATCHES = ("plan_step", "column", "bucket", "size")
 _TYPES = {"repeat_index": np.int32, "other_nearest": np.int32, "alias_key": np.uint64}  # all others are int64
+
+
+class _Numbers(NamedTuple):
+    """Columns of numbers in a file, the encodings of some of them, and what precedes their names in a `Record`."""
+
+    names: tuple[str, ...]
+    encodings: dict[str, str]  # all others are dictionary-encoded
+    prefix: str = ""
+
+
+_NUMBERS = {
+    "places.parquet": _Numbers(("ordinal", "copy", "repeat_index"), {"ordinal": _SPLIT}),
+    "micro_batches.parquet": _Numbers(
+        ("plan_step", "column", "bucket", "size"), {"plan_step": _ASCENDING, "column": _ASCENDING}
+    ),
+    _OTHERS: _Numbers(("ordinal", "copy", "nearest"), {"ordinal": _ASCENDING}, "other_"),
+    ALIASES: _Numbers(("ordinal", "key"), {"ordinal": _ASCENDING, "key": _SPLIT}, "alias_"),
+}
 
 
 class RecordError(Exception):
@@ -211,7 +228,8 @@ def write(run: RunFolder, record: Record) -> None:
     if unfinished.exists():
         storage.rmtree(unfinished)
     storage.mkdir(unfinished)
-    sums = {name: _write_table(unfinished / name, *table) for name, table in _tables(record).items()}
+    names = [name for name in _NUMBERS if name != ALIASES or len(record.alias_ordinal)]
+    sums = {name: _write_table(unfinished / name, record) for name in names}
     _write_values(unfinished / _ABOUT, record.about.model_copy(update={"files": sums}))
     if target.exists():
         storage.rmtree(target)
@@ -219,48 +237,32 @@ def write(run: RunFolder, record: Record) -> None:
     storage.fsync_folder(target.parent)
 
 
-def _tables(record: Record) -> dict[str, tuple[Any, dict[str, str]]]:
-    """Return each file's table, with the encodings of its columns; other columns are dictionary-encoded."""
-    places = {name: _small(getattr(record, name)) for name in _PLACES}
-    micro_batches = {name: _small(getattr(record, name)) for name in _MICRO_BATCHES}
-    reason = pa.array(record.other_reason, type=pa.int32())
-    others = {
-        "ordinal": _small(record.other_ordinal),
-        "copy": _small(record.other_copy),
-        "reason": pa.DictionaryArray.from_arrays(reason, pa.array(record.labels)),
-        "nearest": record.other_nearest,
-        "note": record.other_note,
-    }
-    tables = {
-        "places.parquet": (pa.table(places), {"ordinal": _SPLIT}),
-        "micro_batches.parquet": (pa.table(micro_batches), {"plan_step": _ASCENDING, "column": _ASCENDING}),
-        "others.parquet": (pa.table(others), {"ordinal": _ASCENDING}),
-    }
-    if len(record.alias_ordinal):
-        aliases = {"ordinal": _small(record.alias_ordinal), "key": record.alias_key}
-        tables[ALIASES] = pa.table(aliases), {"ordinal": _ASCENDING, "key": _SPLIT}
-    return tables
+def _write_table(file: Path, record: Record) -> str:
+    """Write a file of a record, and return its checksum."""
+    names, encodings, prefix = _NUMBERS[file.name]
+    columns = {name: _small(getattr(record, prefix + name)) for name in names}
+    if file.name == _OTHERS:
+        reason = pa.array(record.other_reason, type=pa.int32())
+        columns["reason"] = pa.DictionaryArray.from_arrays(reason, pa.array(record.labels))
+        columns["note"] = record.other_note
+    checksums: list[str] = []
+    with storage.create(file, on_close=lambda _, checksum: checksums.append(checksum)) as f:
+        pq.write_table(
+            pa.table(columns),
+            f,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=[name for name in columns if name not in encodings],
+            column_encoding=encodings,
+            write_statistics=False,
+        )
+    return checksums[0]
 
 
 def _small(numbers: NDArray[Any]) -> Any:
     """Return numbers as int32 if they fit."""
     fits = numbers.max(initial=0) < 2**31
     return pa.array(numbers.astype(np.int32) if fits else numbers)
-
-
-def _write_table(file: Path, table: Any, encodings: dict[str, str]) -> str:
-    checksums: list[str] = []
-    with storage.create(file, on_close=lambda _, checksum: checksums.append(checksum)) as f:
-        pq.write_table(
-            table,
-            f,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=[name for name in table.column_names if name not in encodings],
-            column_encoding=encodings,
-            write_statistics=False,
-        )
-    return checksums[0]
 
 
 def read_about(run: RunFolder, key: Key) -> About:
@@ -288,29 +290,20 @@ def read(run: RunFolder, key: Key, plan: str | None = None) -> Record:
     about, folder = read_about(run, key), path(run, key)
     if plan is not None and about.plan != plan:
         raise RecordError(f"{folder.name} belongs to another plan")
-    places = _read_table(folder, "places.parquet", about)
-    batches = _read_table(folder, "micro_batches.parquet", about)
-    others = _read_table(folder, "others.parquet", about)
-    reason = others.column("reason").combine_chunks()
-    aliases = pa.table({"ordinal": pa.array([], pa.int64()), "key": pa.array([], pa.uint64())})
-    if ALIASES in about.files:
-        aliases = _read_table(folder, ALIASES, about)
+    tables = {name: _read_table(folder, name, about) for name in _NUMBERS if name != ALIASES or name in about.files}
+    columns: dict[str, NDArray[Any]] = {}
+    for file, (names, _, prefix) in _NUMBERS.items():
+        for name in names:
+            numbers = tables[file].column(name).to_numpy() if file in tables else np.zeros(0)
+            columns[prefix + name] = numbers.astype(_TYPES.get(prefix + name, np.int64), copy=False)
+    reason = tables[_OTHERS].column("reason").combine_chunks()
     return Record(
         about=about,
-        **_columns(places, _PLACES),
-        **_columns(batches, _MICRO_BATCHES),
-        **_columns(others, ("ordinal", "copy", "nearest"), prefix="other_"),
+        **columns,
         other_reason=np.asarray(reason.indices, dtype=np.int32),
-        other_note=others.column("note"),
+        other_note=tables[_OTHERS].column("note"),
         labels=reason.dictionary.to_pylist(),
-        **_columns(aliases, ("ordinal", "key"), prefix="alias_"),
     )
-
-
-def _columns(table: Any, names: tuple[str, ...], prefix: str = "") -> dict[str, NDArray[Any]]:
-    """Return columns of numbers with the names and types of `Record`."""
-    numbers = {prefix + name: table.column(name).to_numpy() for name in names}
-    return {name: values.astype(_TYPES.get(name, np.int64), copy=False) for name, values in numbers.items()}
 
 
 def _read_table(folder: Path, name: str, about: About) -> Any:
