@@ -18,7 +18,7 @@ from reelworks.data.buckets import propose, table
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.buckets.propose import Proposal, Suggestion
 from reelworks.data.buckets.table import BucketTable
-from reelworks.data.catalog.scan.scan import MeasureProgress, ScanProgress, ScanResult, scan_sources
+from reelworks.data.catalog.scan.scan import ScanProgress, ScanResult, scan_sources
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.loader import duplicates, required_columns
 from reelworks.data.loader.catalog_view import companion_sources, rows_of
@@ -248,7 +248,7 @@ def scan_recipe(
         folder,
         recipe.data.measures,
         field=MEASURES,
-        on_progress=None if on_progress is None else lambda *n: on_progress(MeasureProgress(*n)),
+        on_progress=None if on_progress is None else lambda *n: on_progress(ScanProgress(*n, ("measuring", "clips"))),
         engine=engine,
     )
     required_columns.warn(recipe.dataset, Catalog.open(folder), told={column.name for column in columns.columns})

@@ -49,24 +49,11 @@ _SECONDS_BETWEEN_REPORTS = 0.2
 
 
 class ScanProgress(NamedTuple):
-    """Number of files examined so far and in total."""
+    """Number of files examined so far and in total, or of what else is done."""
 
     done: int
     total: int
-
-    @property
-    def doing(self) -> tuple[str, str]:
-        """Verb of the work, and the name of what is counted."""
-        return "scanning", "files"
-
-
-class MeasureProgress(ScanProgress):
-    """Number of clips measured so far and in total."""
-
-    @property
-    def doing(self) -> tuple[str, str]:
-        """Verb of the work, and the name of what is counted."""
-        return "measuring", "clips"
+    doing: tuple[str, str] = ("scanning", "files")  # verb of the work, and the name of what is counted
 
 
 @dataclass(frozen=True)
