@@ -6,7 +6,9 @@ import pytest
 from pydantic import ValidationError
 from refused import refused
 
+from reelworks.core.config import meanings
 from reelworks.data.catalog.config import DatasetConfig, Source
+from reelworks.data.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.data.catalog.sources import KINDS
 from reelworks.data.catalog.store import companions
 
@@ -14,6 +16,12 @@ from reelworks.data.catalog.store import companions
 def test_the_folder_names_the_dataset() -> None:
     assert DatasetConfig(path="data/dogs/").dataset_name == "dogs"
     assert DatasetConfig(path="data/dogs", name="pets").dataset_name == "pets"
+
+
+def test_the_columns_that_filters_and_captions_can_name_are_told() -> None:
+    told = meanings(DatasetConfig)
+    assert ", ".join((*NUMBERS, *TEXTS)) in told["filter"]
+    assert ", ".join(NUMBERS) in told["caption"]
 
 
 def test_a_list_names_its_dataset_and_what_its_scores_are_is_asked_later() -> None:

@@ -104,9 +104,18 @@ class DatasetConfig(PublicConfig):
             in ["512px", "1024px"]; repeats count for each. Default: a clip takes the largest entry that it fills.
         lengths: Frame counts of bucket entries at each of which every video that is long enough is used once in an epoch,
             likewise. Pictures have one length.
+        filter: Condition that a clip must meet to be trained, as in "height >= 480 and fps > 20 and kind == 'video'";
+            columns: num_frames, height, width, fps, duration_seconds, size_bytes, bit_depth, caption_length, kind, codec,
+            path, caption, the scores of a list, and the columns of `reelworks measure` (a clip that lacks one does not
+            meet conditions on it); also startswith(path, 'a/'), contains(caption, 'cat') and in [...].
         duplicates: Near-duplicates, by the catalog's columns duplicate_group and duplicate_rank: "keep" trains all of
             them, "best" the one of the least rank of each group, and "weight" another one of each group in every epoch,
             so that together they count as one clip.
+        caption: Template of the captions that the model is given: {text} is the clip's own caption, and numbers of the
+            catalog can be added, as in "{text} frame rate: {fps:.0f}."; columns: num_frames, height, width, fps,
+            duration_seconds, size_bytes, bit_depth, caption_length, the scores of a list, and the columns of `reelworks
+            measure`. Where a clip lacks a number, the part of the template with it, up to a comma or full stop, is left
+            out.
         missing_caption: Caption of clips whose caption file is missing or empty, used for {text}; it may be an empty
             text. Without this key, such clips are not trained.
         control: Folder of control pictures or videos for the dataset's clips, such as edges, depth or poses. The control
@@ -163,21 +172,9 @@ class DatasetConfig(PublicConfig):
     repeats: int | float = Field(default=1, ge=0.001)
     resolutions: Told[list[_Text] | None] = Field(default=None, min_length=1)
     lengths: list[int] | None = Field(default=None, min_length=1)
-    filter: Private[_OptionalText] = Field(
-        default=None,
-        description="Condition that a clip must meet to be trained, as in "
-        "\"height >= 480 and fps > 20 and kind == 'video'\"; columns: "
-        f"{', '.join((*NUMBERS, *TEXTS))}, the scores of a list, and the columns of `reelworks measure` (a clip that lacks one does not meet "
-        "conditions on it); also startswith(path, 'a/'), contains(caption, 'cat') and in [...].",
-    )
+    filter: Private[_OptionalText] = None
     duplicates: Literal["keep", "best", "weight"] = "keep"
-    caption: Told[_Text] = Field(
-        default="{text}",
-        description="Template of the captions that the model is given: {text} is the clip's own caption, and numbers "
-        'of the catalog can be added, as in "{text} frame rate: {fps:.0f}."; columns: '
-        f"{', '.join(NUMBERS)}, the scores of a list, and the columns of `reelworks measure`. Where a clip lacks a number, the part of the template "
-        "with it, up to a comma or full stop, is left out.",
-    )
+    caption: Told[_Text] = "{text}"
     missing_caption: Told[str | None] = None
     control: Place[_OptionalText] = None
     source: Place[str | list[_Text] | None] = Field(default=None, min_length=1)

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     Resize = str
 else:
     Resize = Annotated[Literal[tuple(FILTERS)], open_set(FILTERS)]
-_EFFECTS = ", ".join(f'"{each.name}" {each.effect}' for each in FILTERS.values() if each.effect)
-
-
 # Keys that only a recipe uses, since a `Loader` has them as arguments, and a catalog its measures.
 OF_RECIPES = {"measures", "num_workers", "decode_timeout", "prefetch_bytes", "max_decode_failures"}
 
@@ -41,6 +38,8 @@ class DataConfig(PublicConfig):
             entry with the fewest frames.
         crop: Part used of a wider or taller frame; "random" draws it anew in each epoch, "top" keeps the upper edge of a
             taller one, where portraits have the head.
+        resize: Filter of resizing. Each averages over all pixels that it makes smaller; "lanczos" is sharper and may
+            leave halos at edges, "area" is softer and leaves none.
         hdr: What to do with videos of high dynamic range (PQ, HLG): "tone_map" converts their colours to SDR, "reject"
             leaves them out.
         interlaced: For interlaced videos: "deinterlace" rebuilds frames from their fields, "reject" leaves them out.
@@ -72,10 +71,7 @@ class DataConfig(PublicConfig):
     clip_start: Literal["random", "start"] = "random"
     short_clips: ShortClips = "reject"
     crop: Literal["center", "random", "top"] = "center"
-    resize: Resize = Field(
-        default="bicubic",
-        description=f"filter of resizing. Each averages over all pixels that it makes smaller; {_EFFECTS}",
-    )
+    resize: Resize = "bicubic"
     hdr: Literal["tone_map", "reject"] = "tone_map"
     interlaced: Literal["deinterlace", "reject"] = "deinterlace"
     alpha_color: list[int] = Field(default=[255, 255, 255], min_length=3, max_length=3)

@@ -5,7 +5,7 @@ Light, since recipes are read without decoders.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from reelworks.core.errors import UserError
 
@@ -19,13 +19,11 @@ class ResizeFilter:
         swscale: Flag of libswscale for videos, a name in `av.video.reformatter.Interpolation`.
         pillow: Filter of Pillow for pictures, a name in `PIL.Image.Resampling`; None where Pillow has none, and libswscale
             resizes pictures too.
-        effect: How it differs from bicubic, for the reference of recipes.
     """
 
     name: str
     swscale: str
     pillow: str | None
-    effect: str = field(default="", compare=False)
 
 
 FILTERS: dict[str, ResizeFilter] = {}
@@ -47,9 +45,9 @@ def register_filter(resize_filter: ResizeFilter) -> None:
 BICUBIC = ResizeFilter("bicubic", "BICUBIC", "BICUBIC")
 for _filter in (
     BICUBIC,
-    ResizeFilter("lanczos", "LANCZOS", "LANCZOS", "is sharper and may leave halos at edges"),
+    ResizeFilter("lanczos", "LANCZOS", "LANCZOS"),
     # Pillow's BOX counts a pixel fully or not at all, so that it is close to nearest neighbour at a ratio such as 1.3.
-    ResizeFilter("area", "AREA", None, "is softer and leaves none"),
+    ResizeFilter("area", "AREA", None),
 ):
     register_filter(_filter)
 
