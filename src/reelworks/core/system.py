@@ -121,19 +121,18 @@ else:
     import fcntl
     import resource
 
-    def _lock(file: int, shared: bool, wait: bool, at: int | None) -> None:
-        how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+    def _flock(file: int, how: int, at: int | None) -> None:
         if at is None:
             fcntl.flock(file, how)
         else:
             fcntl.lockf(file, how, 1, at)
 
+    def _lock(file: int, shared: bool, wait: bool, at: int | None) -> None:
+        _flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB), at)
+
     def unlock(file: int, *, at: int | None = None) -> None:
         """Release what `lock` took."""
-        if at is None:
-            fcntl.flock(file, fcntl.LOCK_UN)
-        else:
-            fcntl.lockf(file, fcntl.LOCK_UN, 1, at)
+        _flock(file, fcntl.LOCK_UN, at)
 
 
 def patiently(call: Callable[[], _T]) -> _T:

@@ -38,8 +38,8 @@ _BYTE_ORDER_MARKS = (  # that of UTF-32 begins with that of UTF-16
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
+    (codecs.BOM_UTF8, "utf-8-sig"),
 )
-_MARKS = tuple(mark for mark, _ in _BYTE_ORDER_MARKS)
 _NO_TEXT = re.compile("[\0-\x08\x0e-\x1b\ufffd]")  # controls, and the sign for a character that was lost
 # Letters of the signs of two bytes in UTF-8, by script: two of different scripts side by side are no writing.
 _SCRIPTS = (
@@ -101,9 +101,7 @@ class TextEncoding(NamedTuple):
 
 def decoded(data: bytes) -> str | None:
     """Return a text in UTF-8, or with the mark of UTF-16 or UTF-32; None for bytes that are no text in these."""
-    if not data.startswith(_MARKS):
-        return _in(data.removeprefix(codecs.BOM_UTF8), "utf-8")
-    return _in(data, next(codec for mark, codec in _BYTE_ORDER_MARKS if data.startswith(mark)))
+    return _in(data, next((codec for mark, codec in _BYTE_ORDER_MARKS if data.startswith(mark)), "utf-8"))
 
 
 def is_doubtful(text: str) -> bool:

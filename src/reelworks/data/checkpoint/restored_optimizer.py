@@ -72,10 +72,8 @@ def put_back(optimizer: Optimizer, saved: ObjectState) -> None:
         UserError: A saved value is not there, or another one is.
     """
     weights = tree.weights(optimizer)
-    same = [
-        str(weight.dtype) == dtype
-        for weight, dtype in zip(weights, saved.weight_dtypes or [""] * len(weights), strict=True)
-    ]
+    dtypes = saved.weight_dtypes or [""] * len(weights)
+    same = [str(weight.dtype) == dtype for weight, dtype in zip(weights, dtypes, strict=True)]
     states = saved.state.get("state", {})
     for i, weight in enumerate(weights):
         if i in states and weight in optimizer.state:

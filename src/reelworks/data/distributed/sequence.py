@@ -93,9 +93,8 @@ class Shares:
         others = [each.narrow(2, self.of.rank * heads, heads) for each in whole]
         out = attend(*(torch.cat(pair, 1) for pair in zip(mine, others, strict=True)))
         own, rest = out.narrow(1, 0, self.tokens), out.narrow(1, self.tokens, out.shape[1] - self.tokens)
-        own = _exchange(_pad(own, 1, self.padding).transpose(1, 2).contiguous(), self.of, to_heads=False).transpose(
-            1, 2
-        )
+        padded = _pad(own, 1, self.padding).transpose(1, 2).contiguous()
+        own = _exchange(padded, self.of, to_heads=False).transpose(1, 2)
         rest = cast(Tensor, _GatherParts.apply(rest.movedim(2, 0), self.of))  # type: ignore[no-untyped-call]
         return own, rest.movedim(0, 2)
 

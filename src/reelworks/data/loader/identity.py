@@ -77,18 +77,14 @@ class Identity:
     def lines(self, how: RenamedClips, *, begins: bool = False) -> list[str]:
         """Return lines to print about renamed clips, one for each pair of datasets; `begins` if all clips are trained again."""
         lines = []
+        effect = 'they are trained as new clips because of data.renamed_clips = "new"'
+        if begins:
+            effect = "they are trained again, as all are"
+        elif how == "same":
+            effect = 'clips already trained in this epoch are not trained again (set data.renamed_clips = "new" to train them)'
         for (before, now), number in sorted(self.renamed.items()):
             clips = f"{number} clips are the same files" if number > 1 else "1 clip is the same file"
             change = f"seems to be `{now}` now" if before != now else "has other paths now"
-            effect = (
-                "they are trained again, as all are"
-                if begins
-                else (
-                    'clips already trained in this epoch are not trained again (set data.renamed_clips = "new" to train them)'
-                    if how == "same"
-                    else 'they are trained as new clips because of data.renamed_clips = "new"'
-                )
-            )
             lines.append(f"dataset `{before}` {change}: {clips}; {effect}")
         return lines
 

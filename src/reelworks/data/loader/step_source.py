@@ -61,14 +61,13 @@ class StepSource:
         columns = list(planning.columns(plan.steps[plan_step], self.rank, self.world))
         clips = sum(count for _, count in batches_of_step(plan, plan_step))
         for index, (micro_batch, is_idle) in enumerate(columns):
-            where = plan.places(micro_batch)
-            of = self.data.table.buckets[int(plan.bucket[where.start])]
+            places = plan.places(micro_batch)
+            of = self.data.table.buckets[int(plan.bucket[places.start])]
             part, parts = (0, 1) if self.sequence_rank is None else (self.sequence_rank // of.sequence_degree, of.parts)
             # Dealt out, since the clips of an incomplete column come first.
-            own = slice(where.start + part, where.stop, parts)
-            if own.start >= own.stop:
-                own, is_idle = slice(where.start, where.start + 1), True
-            where = own
+            where = slice(places.start + part, places.stop, parts)
+            if where.start >= where.stop:
+                where, is_idle = slice(places.start, places.start + 1), True
             clips_here = Samples(plan.uid[where], plan.copy[where], plan.ordinal[where], plan.bucket[where]).wide()
             repeat_index = plan.repeat_index[where].astype(np.int32)
             yield replace(

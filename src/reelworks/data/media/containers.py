@@ -154,9 +154,8 @@ def _place_of_tracks(seek_head: bytes) -> int:
 
 def _of_track(tracks: bytes, number: int) -> ShownArea | None:
     videos = [track for ident, track in _children(tracks) if ident == _TRACK and _is_video(track)][number:]
-    found = (
-        next((dict(_children(data)) for ident, data in _children(videos[0]) if ident == _VIDEO), {}) if videos else {}
-    )
+    settings = (dict(_children(data)) for track in videos[:1] for ident, data in _children(track) if ident == _VIDEO)
+    found = next(settings, {})
     width, height, bottom, top, left, right = (
         int.from_bytes(found.get(ident, b""), "big") for ident in (_WIDTH, _HEIGHT, _BOTTOM, _TOP, _LEFT, _RIGHT)
     )

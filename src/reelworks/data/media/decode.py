@@ -370,11 +370,8 @@ def span_seconds(request: Request, times: FrameTimes) -> tuple[float, float]:
     """Return the time in its container from which the frames of a request are shown, and the end of a range that is held."""
     ticks, places = times.ticks, _places(request, _count(request, len(times.ticks)))
     first, last = request.first_frame + int(places.min()), request.first_frame + (request.num_frames or len(ticks))
-    end = (
-        float(ticks[last] * times.tick_seconds)
-        if len(np.unique(places)) < len(places) and last < len(ticks)
-        else math.inf
-    )
+    is_held = len(np.unique(places)) < len(places) and last < len(ticks)
+    end = float(ticks[last] * times.tick_seconds) if is_held else math.inf
     if request.at_rate is None:
         return float(ticks[first] * times.tick_seconds), end
     return float(ticks[request.first_frame] * times.tick_seconds + int(places.min()) / request.at_rate.fps), end

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,16 +84,16 @@ class FrameIndex:
 
     def __init__(self, catalog: Path) -> None:
         self._catalog = catalog
-        self._packed: dict[str, PackedTimes] | None = None
         self._get = lru_cache(maxsize=64)(self._times)
+
+    @cached_property
+    def _packed(self) -> dict[str, PackedTimes]:
+        return _read(self._catalog)
 
     def get(self, fingerprint: str) -> FrameTimes | None:
         """Return the frame times of a file with this content, if the index has them."""
-        if self._packed is None:
-            self._packed = _read(self._catalog)
         return self._get(fingerprint) if fingerprint in self._packed else None
 
     def _times(self, fingerprint: str) -> FrameTimes:
-        assert self._packed is not None
         ticks, keys, tick_seconds = self._packed[fingerprint]
         return FrameTimes(_unpack(ticks), _unpack(keys), tick_seconds, None, timed=True, doubted=True)

@@ -71,9 +71,7 @@ def _known(character: str, size_px: int) -> tuple[str, Font]:
             font = _opened(path, size_px)
             if font is not None and has(font, character):
                 return character, font
-    return character.encode("ascii", "backslashreplace").decode() if ord(character) > 127 else repr(character)[
-        1:-1
-    ], own
+    return character.encode("unicode_escape").decode(), own
 
 
 @lru_cache(maxsize=1 << 14)

@@ -53,10 +53,8 @@ class Samples:
 
     def wide(self) -> Samples:
         """Return the entries with integers of 64 bits, which do not overflow when they are calculated with."""
-        copy, ordinal, bucket = (
-            column.astype(np.int64, copy=False) for column in (self.copy, self.ordinal, self.bucket)
-        )
-        return replace(self, copy=copy, ordinal=ordinal, bucket=bucket)
+        names = ("copy", "ordinal", "bucket")
+        return replace(self, **{name: getattr(self, name).astype(np.int64, copy=False) for name in names})
 
     def __len__(self) -> int:
         return len(self.uid)
