@@ -83,7 +83,7 @@ def about(config: type[BaseModel]) -> str:
 
 def meanings(config: type[BaseModel]) -> dict[str, str]:
     """Return what the keys of a config mean, by its fields or else by "Attributes:" in its docstring and those of its bases."""
-    listed = {}
+    listed: dict[str, str] = {}
     for kind in reversed(config.mro()):
         for names, text in _ATTRIBUTE.findall(inspect.cleandoc(kind.__doc__ or "").partition("\nAttributes:\n")[2]):
             listed |= dict.fromkeys(names.split(", "), " ".join(text.split()))
