@@ -245,11 +245,13 @@ def scan_recipe(
         required_columns.warn(recipe.dataset, Catalog.open(folder))
         return scanned
 
-    def told(done: int, total: int) -> None:
+    def tell_measured(done: int, total: int) -> None:
         if on_progress is not None:
             on_progress(ScanProgress(done, total, ("measuring", "clips")))
 
-    columns = annexes.measuring()(folder, recipe.data.measures, field=MEASURES, on_progress=told, engine=engine)
+    columns = annexes.measuring()(
+        folder, recipe.data.measures, field=MEASURES, on_progress=tell_measured, engine=engine
+    )
     required_columns.warn(recipe.dataset, Catalog.open(folder), told={column.name for column in columns.columns})
     failed = tuple(f"not measured: {clip}: {reason}" for clip, reason in columns.failed[:_FAILURES_TOLD])
     return replace(scanned, version=columns.version, notes=(*scanned.notes, *columns.notes, *failed))

@@ -26,7 +26,7 @@ from reelworks.core.digests import ArrayParts
 from reelworks.core.hash_rng import byte_words, hash64, text_words
 from reelworks.data.catalog.store import schema
 from reelworks.data.catalog.store.column_files import ColumnFiles
-from reelworks.data.catalog.store.schema import DERIVED, SCHEMA, SCORE, TEXT, Columns, as_numpy
+from reelworks.data.catalog.store.schema import DERIVED, SCHEMA, SCORE, TEXT, CatalogColumns, as_numpy
 from reelworks.data.media import location
 from reelworks.data.media.location import MediaPath
 
@@ -53,7 +53,7 @@ def without_range(label: str) -> str:
     return _RANGE_OF_LABEL.sub("", label)
 
 
-class CatalogRows(Columns):
+class CatalogRows(CatalogColumns):
     """Rows of a catalog; all arrays have one element for each row.
 
     Reading a column that is damaged on disk raises a UserError.

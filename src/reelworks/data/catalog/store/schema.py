@@ -24,7 +24,7 @@ TextsOrNulls: TypeAlias = pa.Array
 optional_imports.settle_arrow()
 
 
-class Columns:
+class CatalogColumns:
     """The columns that all rows have; the measures, `num_frames` to `sound`, are those of `probe.Probe`."""
 
     ordinal: I64  # permanent number of the row
@@ -66,9 +66,8 @@ class Columns:
 
 _NUMBERS = {"I64": pa.int64(), "U64": pa.uint64(), "F64": pa.float64(), "Mask": pa.bool_()}
 _TYPES = _NUMBERS | {"Words": WORD, "Texts": TEXT, "TextsOrNulls": TEXT}
-SCHEMA = pa.schema(
-    [pa.field(name, _TYPES[kind], nullable=kind == "TextsOrNulls") for name, kind in Columns.__annotations__.items()]
-)
+_COLUMNS = CatalogColumns.__annotations__.items()
+SCHEMA = pa.schema([pa.field(name, _TYPES[kind], nullable=kind == "TextsOrNulls") for name, kind in _COLUMNS])
 
 
 def with_scores(names: Iterable[str]) -> Any:
