@@ -169,7 +169,9 @@ def row(base: str, recomputed: Any, name: str = "") -> dict[str, Any]:
         with patch.object(functional, "rms_norm", _rms_norm), Live() as live:
             trainer.run(recipe, TrainRequest())
         made, bucket = estimate.network(loaded), memory.largest_of_entries(table)[0]
-        inputs = dry_run.blank(estimate.encoder_sizes(loaded), bucket, bucket.batch_size, torch.device("meta"))
+        inputs = dry_run.blank(
+            build.lazy_encoder(loaded, torch.device("meta")), bucket, bucket.batch_size, torch.device("meta")
+        )
         return {
             "base": base,
             "recomputed": {False: "none", True: "full"}.get(recomputed, recomputed),

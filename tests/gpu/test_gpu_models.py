@@ -30,9 +30,9 @@ from reelworks.models.config import Attention, ModelConfig
 from reelworks.models.objectives.config import ObjectiveConfig
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
+from reelworks.training.assembly import build
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.loop.config import TrainConfig
-from reelworks.training.precompute import encoding
 from reelworks.training.recipe import recipe_file
 from reelworks.training.step.optimizer_names import OPTIMIZERS
 from reelworks.training.step.optimizers import ShardedOptimizer, matrices
@@ -86,7 +86,7 @@ def test_a_compiled_encoder_gives_the_latents_of_a_plain_one(device: str, name: 
             "wan-tiny" if autoencoder == "wan-2.1" else "sd3-tiny", tmp_path, {"path": "unused"}
         )
         recipe = recipe_file.parse(made | {"autoencoder": own, "train": {"max_steps": 1, **train}})
-        return encoding.lazy_encoder(recipe, torch.device(device)).latents(frames).cpu()
+        return build.lazy_encoder(recipe, torch.device(device)).latents(frames).cpu()
 
     exact = latents("float32", "cpu")
     backend = "aot_eager" if device == "cpu" else "inductor"

@@ -186,12 +186,13 @@ def show_entries(
 ) -> None:
     """Decode stored latents and draw their frames, to see what training reads."""
     from reelworks.core import files
+    from reelworks.training.assembly import build
     from reelworks.training.encoding import upkeep
-    from reelworks.training.precompute import ahead, encoding
+    from reelworks.training.precompute import ahead
 
     loaded = load_recipe(recipe, overrides)
     source, chunks = ahead.reached(loaded)
-    sheet = upkeep.contact_sheet(source, encoding.lazy_encoder(loaded, machine.default_device()), chunks, clips)
+    sheet = upkeep.contact_sheet(source, build.lazy_encoder(loaded, machine.default_device()), chunks, clips)
     if not sheet:
         show.line(f"nothing of this recipe is stored in {loaded.encoded_folder}")
         raise Exit(ExitCode.FAILED)

@@ -366,9 +366,7 @@ def batches(data: RecipeData, source: StoredLatents | None, epoch: int = 0) -> l
         reachable.request(data, data.entries(epoch).take(data.entries(epoch).bucket == b), epoch)
         for b in set(data.entries(epoch).bucket.tolist())
     ]
-    found = list(
-        examples.batch_encoder(encoding.lazy_encoder(data.recipe, CPU), source).read(work, pool, PREFETCH_BYTES)
-    )
+    found = list(examples.batch_encoder(build.lazy_encoder(data.recipe, CPU), source).read(work, pool, PREFETCH_BYTES))
     pool.close()
     return found
 
@@ -384,7 +382,7 @@ def test_stored_batches_are_the_live_ones(recipe: dict[str, Any], epoch: int) ->
     recipe["encode"]["variants"] = 2
     encode(recipe)
     _, source, data = prepared(recipe)
-    live, nothing_loaded = encoding.lazy_encoder(data.recipe, CPU), encoding.lazy_encoder(data.recipe, CPU)
+    live, nothing_loaded = build.lazy_encoder(data.recipe, CPU), build.lazy_encoder(data.recipe, CPU)
     for mine, theirs in zip(batches(data, source, epoch), batches(data, None, epoch), strict=True):
         dropped = [i == 1 for i in range(len(mine.captions))]
         stored = examples.batch_encoder(nothing_loaded, source).encode(mine, dropped)
@@ -392,8 +390,8 @@ def test_stored_batches_are_the_live_ones(recipe: dict[str, Any], epoch: int) ->
         assert torch.equal(stored.latent, live.latents(theirs.frames))
         for one, two in zip(stored.tensors(), anew.tensors(), strict=True):
             assert torch.equal(one, two)
-    assert not nothing_loaded.autoencoder.later.made
-    assert not nothing_loaded.text_encoder.later.made
+    assert not nothing_loaded.autoencoder.made
+    assert not nothing_loaded.text_encoder.made
 
 
 def test_stored_latents_count_in_the_budget_of_what_is_read_ahead(recipe: dict[str, Any]) -> None:
@@ -409,7 +407,7 @@ def test_stored_latents_count_in_the_budget_of_what_is_read_ahead(recipe: dict[s
             taken[0] += 1
             yield work
 
-    pool, encoder = DecodePool(0, 60.0), examples.batch_encoder(encoding.lazy_encoder(data.recipe, CPU), source)
+    pool, encoder = DecodePool(0, 60.0), examples.batch_encoder(build.lazy_encoder(data.recipe, CPU), source)
     ahead = [taken[0] - n for n, _ in enumerate(encoder.read(requests(), pool, 3 * latent), start=1)]
     pool.close()
     assert len(ahead) == 12
@@ -431,7 +429,7 @@ def test_what_is_missing_is_encoded_in_training_and_stored(recipe: dict[str, Any
     encode(recipe)
     Image.new("RGB", (48, 40), "red").save(Path(recipe["dataset"][0]["path"], "p0.png"))
     _, source, data = prepared(recipe)
-    encoder = encoding.lazy_encoder(data.recipe, CPU)
+    encoder = build.lazy_encoder(data.recipe, CPU)
     for mine, theirs in zip(batches(data, source), batches(data, None), strict=True):
         assert torch.equal(latents(encoder, source, mine), encoder.latents(theirs.frames))
     source.close()
@@ -448,7 +446,7 @@ def test_a_broken_clip_fails_as_it_does_live_and_loads_no_encoder(recipe: dict[s
     job, source, data = prepared(recipe)
     _, progress = encoding.encode_missing(job)
     assert [label for label, _ in progress.failures] == ["footage/p1.png"]
-    encoder = encoding.lazy_encoder(data.recipe, CPU)
+    encoder = build.lazy_encoder(data.recipe, CPU)
     failures = []
     for mine, theirs in zip(batches(data, source), batches(data, None), strict=True):
         assert mine.failures == theirs.failures
@@ -456,7 +454,7 @@ def test_a_broken_clip_fails_as_it_does_live_and_loads_no_encoder(recipe: dict[s
         failures += mine.failures
         latents(encoder, source, mine)
     assert len(failures) == 1
-    assert not encoder.autoencoder.later.made
+    assert not encoder.autoencoder.made
     source.close()
     assert missing(recipe) == (1, 0)
 
@@ -483,7 +481,7 @@ def test_what_is_no_clips_fault_is_told_by_whatever_reads_clips(recipe: dict[str
         with refused("storage-away"):
             encoding.encode_missing(job)
     elif reads == "validation":
-        encoder = examples.batch_encoder(encoding.lazy_encoder(data.recipe, CPU))
+        encoder = examples.batch_encoder(build.lazy_encoder(data.recipe, CPU))
         boundary, world = DtypeBoundary(build.denoiser(data.recipe, CPU)), World(0, 1, CPU)
         with closing(DecodePool(0, 60.0)) as pool, refused("storage-away"):
             Validator(boundary, encoder, world, StepSource(data, 0, 1), data.entries(0), data.recipe).run(pool)
@@ -505,7 +503,7 @@ def test_a_clip_that_changes_after_the_scan_is_trained_as_it_is_and_not_stored(r
     picture = Path(recipe["dataset"][0]["path"], "p0.png")
     former, listed = picture.read_bytes(), picture.stat()
     Image.new("RGB", (48, 40), "red").save(picture)
-    encoder = encoding.lazy_encoder(data.recipe, CPU)
+    encoder = build.lazy_encoder(data.recipe, CPU)
     for mine, theirs in zip(batches(data, source), batches(data, None), strict=True):
         assert torch.equal(latents(encoder, source, mine), encoder.latents(theirs.frames))
     source.close()
@@ -518,7 +516,7 @@ def test_latents_are_shown_as_pictures(recipe: dict[str, Any]) -> None:
     encode(recipe)
     _, source, data = prepared(recipe)
     chunks = reachable.chunks(data, reachable.in_epochs(data, plan_forecast.plan_spec(data), range(1)))
-    sheet = upkeep.contact_sheet(source, encoding.lazy_encoder(data.recipe, CPU), chunks, 3)
+    sheet = upkeep.contact_sheet(source, build.lazy_encoder(data.recipe, CPU), chunks, 3)
     with Image.open(io.BytesIO(sheet)) as drawn:
         assert drawn.size == (4 * 164 + 4, 3 * 182 + 4)
         assert len(np.unique(np.asarray(drawn))) > 100

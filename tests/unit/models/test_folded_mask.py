@@ -14,7 +14,7 @@ from reelworks.models.attention import folded_mask
 from reelworks.models.attention.attention_calls import Recorder
 from reelworks.models.families.stdit3 import layers
 from reelworks.training.assembly import build
-from reelworks.training.memory import dry_run, estimate, meter
+from reelworks.training.memory import dry_run, meter
 from reelworks.training.memory.measurements import bucket_table
 from reelworks.training.recipe import recipe_file
 
@@ -146,7 +146,9 @@ def test_a_cpu_keeps_the_mask_and_a_gpu_gets_none() -> None:
     masked = []
     for device in ("cpu", "meta"):
         denoiser = build.denoiser(made, torch.device(device))
-        inputs = dry_run.blank(estimate.encoder_sizes(made), bucket_table(made).buckets[0], 1, torch.device(device))
+        inputs = dry_run.blank(
+            build.lazy_encoder(made, torch.device("meta")), bucket_table(made).buckets[0], 1, torch.device(device)
+        )
         recorder = Recorder()
         with recorder.recording():
             meter.run_pass(denoiser, inputs)

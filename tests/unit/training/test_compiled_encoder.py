@@ -24,6 +24,7 @@ from reelworks.models.api import Autoencoder
 from reelworks.models.autoencoders import opensora
 from reelworks.models.autoencoders.opensora import OpenSoraSizes, TemporalSizes
 from reelworks.models.config import AutoencoderConfig
+from reelworks.training.assembly import build
 from reelworks.training.encoding.encoders import clips_at_once
 from reelworks.training.precompute import encoding
 from reelworks.training.recipe import recipe_file
@@ -171,10 +172,10 @@ def test_a_recipe_compiles_the_encoder_with_the_model(tmp_path: Path) -> None:
     found = []
     for compile in (False, True):
         torch._dynamo.utils.counters.clear()
-        encoders: Any = encoding.lazy_encoder(recipe(tmp_path, compile=compile), CPU)
+        encoders: Any = build.lazy_encoder(recipe(tmp_path, compile=compile), CPU)
         found.append(encoders.latents(frames))
         network = weakref.ref(encoders.autoencoder.encoding_networks[0])
-        encoders.autoencoder.later.drop()
+        encoders.autoencoder.drop()
         assert network() is None  # its memory is free for the model
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == int(compile)
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)

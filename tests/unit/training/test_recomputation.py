@@ -21,6 +21,7 @@ from reelworks.data.run.events import EventLog
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule import cost
 from reelworks.models import recompute, registry
+from reelworks.training.assembly import build
 from reelworks.training.memory import dry_run, estimate, memory, meter, recomputation
 from reelworks.training.memory.measurements import Measurements, bucket_table
 from reelworks.training.memory.recomputation import Cards
@@ -133,7 +134,7 @@ def test_shares_take_no_more_than_is_told(monkeypatch: pytest.MonkeyPatch, name:
     bucket = memory.largest_of_entries(bucket_table(made))[-1]
     network, inputs = (
         estimate.network(made),
-        dry_run.blank(estimate.encoder_sizes(made), bucket, 1, torch.device("meta")),
+        dry_run.blank(build.lazy_encoder(made, torch.device("meta")), bucket, 1, torch.device("meta")),
     )
     bucket, told = replace(bucket, batch_size=1), []
     for way in recomputation.LADDER:

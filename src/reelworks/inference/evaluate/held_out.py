@@ -29,6 +29,7 @@ from reelworks.data.run.records import RecordError
 from reelworks.inference.evaluate.request import EvalRequest
 from reelworks.inference.generate.load_run import LoadedModel
 from reelworks.models.attention import attention
+from reelworks.training.assembly import build
 from reelworks.training.encoding import stored_batches
 from reelworks.training.loop import resume
 from reelworks.training.observers.validation import Validation, Validator, digest_of
@@ -99,7 +100,7 @@ class EvaluatedModel:
 
     def load(self, recipe: Recipe, world: World) -> LoadedModel:
         """Load the network, with encoders that are loaded when they are needed."""
-        encoders = encoding.lazy_encoder(recipe, world.device)
+        encoders = build.lazy_encoder(recipe, world.device)
         if self.run is None:
             return LoadedModel.begin(recipe, encoders)
         path = CheckpointFolder(RunFolder(self.run).checkpoints_folder).path(self.step)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from reelworks.core.log import logger
 from reelworks.data.buckets.entry import Recomputation
 from reelworks.data.distributed import layout
 from reelworks.data.distributed.layout import Layout, Needs
-from reelworks.models import components, factory, hub
+from reelworks.models import components, factory, hub, registry
 from reelworks.models.adapters import frozen
 from reelworks.models.api import Autoencoder, Denoiser, DenoiserInputs, ImageEncoder, TextEncoder
 from reelworks.models.attention.attention_audit import ReplacedKernels
@@ -23,6 +24,7 @@ from reelworks.models.base_model import Base
 from reelworks.models.diffusers_denoiser import FamilyDenoiser
 from reelworks.models.expert_pair.config import PARTS, switch_timestep
 from reelworks.models.expert_pair.denoiser import ExpertPairDenoiser
+from reelworks.models.family import IMAGE_ENCODERS
 from reelworks.models.guided import GUIDE, GuidedDenoiser
 from reelworks.models.objectives import objectives
 from reelworks.models.precision.boundary import DtypeBoundary, check_contract
@@ -32,10 +34,11 @@ from reelworks.models.sound.encoder import SoundEncoder
 from reelworks.models.storage import file_facts, weights
 from reelworks.models.vision import VisionEncoder
 from reelworks.training.encoding.encoders import FrozenEncoders, SoundTrack
+from reelworks.training.encoding.lazy import Lazy
 from reelworks.training.recipe import preview_model
 from reelworks.training.recipe.dataset import sound_spec
 from reelworks.training.recipe.recipe import Recipe
-from reelworks.training.step import optimizer_names
+from reelworks.training.step import compiled_encoder, optimizer_names
 from reelworks.training.step.compiled_blocks import CompiledBlocks, FirstShapes
 from reelworks.training.step.state import TrainState
 
@@ -193,6 +196,45 @@ def encoder(recipe: Recipe, device: torch.device) -> FrozenEncoders:
             recipe.given_companions,
             sound=None if recipe.sound is None else sound_track(recipe, sound_encoder(recipe.sound, device)),
         )
+
+
+def lazy_encoder(recipe: Recipe, device: torch.device) -> FrozenEncoders:
+    """Return the recipe's encoders, each of which is loaded, and perhaps compiled, when it is first used.
+
+    What an input of the network needs to be made of nothing, their sizes, is known before.
+    """
+    conditioning, weights = components.conditioning(recipe.model), recipe.model.image_encoder
+    text, kind = recipe.text_inputs, conditioning.shown.encoder
+    published = registry.TEXT_ENCODERS.get(text.name)
+
+    def compiled_autoencoder() -> Autoencoder:
+        built = autoencoder(recipe, device)
+        compiled_encoder.of_recipe(built, recipe, device)
+        return built
+
+    pixels: Any = Lazy(
+        "autoencoder",
+        compiled_autoencoder,
+        geometry=components.autoencoder_geometry(recipe.autoencoder),
+        latent_channels=components.latent_channels(recipe.autoencoder),
+    )
+    captions: Any = Lazy(
+        "text encoder",
+        partial(text_encoder, recipe, device),
+        **{size: getattr(text, size) for size in ("dim", "pooled_dim", "max_length")},
+        sees_pictures=published is not None and published.sees_pictures,
+    )
+    image: Any = None
+    if kind is not None and weights is not None:
+        sizes = {"tokens": IMAGE_ENCODERS[kind].tokens, "dim": conditioning.shown.width}
+        image = Lazy("image encoder", partial(image_encoder, kind, weights, device), **sizes)
+    track: SoundTrack | None = None
+    if recipe.sound is not None:
+        sound: Any = Lazy(
+            "sound encoder", partial(sound_encoder, recipe.sound, device), facts=components.sound_facts(recipe.sound)
+        )
+        track = sound_track(recipe, sound)
+    return FrozenEncoders(pixels, captions, device, conditioning, image, recipe.given_companions, sound=track)
 
 
 def autoencoder(recipe: Recipe, device: torch.device) -> Autoencoder:

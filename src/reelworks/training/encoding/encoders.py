@@ -19,7 +19,7 @@ from reelworks.models.api import Autoencoder, ImageEncoder, TextEmbedding, TextE
 from reelworks.models.family import LEARNED, Conditioning
 from reelworks.models.sound.config import SoundConfig
 from reelworks.models.sound.encoder import SoundEncoder
-from reelworks.training.encoding.lazy import LazyAutoencoder, LazySoundEncoder, LazyTextEncoder
+from reelworks.training.encoding.lazy import Lazy
 
 _MOST_BYTES = 2_000_000_000  # 480 captions of 512 tokens, 4096 wide
 _ENTRY_BYTES = 2_000  # Python objects around an embedding
@@ -68,7 +68,7 @@ class SoundTrack:
     def loaded(self) -> SoundTrack:
         """Return the same with the encoder in memory, if it was to be loaded at its first use."""
         encoder = self.encoder
-        return replace(self, encoder=encoder.later.get()) if isinstance(encoder, LazySoundEncoder) else self
+        return replace(self, encoder=encoder.loaded()) if isinstance(encoder, Lazy) else self
 
     def at_rate(self, fps: float) -> SoundTrack:
         """Return the same for clips of another frame rate."""
@@ -155,15 +155,15 @@ class FrozenEncoders:
     def loaded(self) -> FrozenEncoders:
         """Return the same encoders with those of pixels and sound in memory, if they were to be loaded at first use."""
         autoencoder = self.autoencoder
-        loaded = autoencoder.later.get() if isinstance(autoencoder, LazyAutoencoder) else autoencoder
+        loaded = autoencoder.loaded() if isinstance(autoencoder, Lazy) else autoencoder
         return replace(self, autoencoder=loaded, sound=None if self.sound is None else self.sound.loaded())
 
     def embed_ahead(self, prompts: Sequence[str]) -> None:
         """Embed texts, which stay cached, and drop the text encoder if it was loaded for them."""
         text = self.text_encoder
-        if prompts and isinstance(text, LazyTextEncoder) and not text.sees_pictures:
+        if prompts and isinstance(text, Lazy) and not text.sees_pictures:
             self.texts([*prompts, ""], [*(False for _ in prompts), True])
-            text.later.drop()
+            text.drop()
 
     @torch.no_grad()
     def latents(self, frames_BTHWC: Tensor) -> Tensor:

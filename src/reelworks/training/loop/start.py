@@ -122,7 +122,7 @@ def stored_latents(
     if not data.recipe.encode.store:
         yield None, None
         return
-    encoders = encoding.lazy_encoder(data.recipe, world.device)
+    encoders = build.lazy_encoder(data.recipe, world.device)
     stored = encoding.before_training(data, encoders, world, started.spec, on_encode)
     try:
         yield stored, encoders

@@ -8,21 +8,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from functools import partial
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from reelworks.data.buckets.entry import recomputed_share
 from reelworks.data.buckets.table import Bucket, BucketTable
-from reelworks.models import components, recompute
+from reelworks.models import recompute
 from reelworks.models.adapters import frozen
 from reelworks.models.api import Denoiser
-from reelworks.models.family import IMAGE_ENCODERS
-from reelworks.models.sound.encoder import PcmSound
 from reelworks.training.assembly import build
-from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.memory import dry_run, memory, meter
 from reelworks.training.memory.fused import fused
 from reelworks.training.memory.memory import Estimate, NetworkSizes, Pass
@@ -62,7 +57,7 @@ def _whole_pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket) -> Pass:
 
 def measured_pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket, clips: int) -> Pass:
     """Run some clips of a bucket on the meta device as the recipe's training does."""
-    inputs = dry_run.blank(encoder_sizes(recipe), bucket, clips, torch.device("meta"))
+    inputs = dry_run.blank(build.lazy_encoder(recipe, torch.device("meta")), bucket, clips, torch.device("meta"))
     accumulates = recipe.train.gradient_accumulation_steps > 1 or (recipe.train.micro_batches_per_step or 1) > 1
     recomputed = memory.recomputation(recipe, bucket)
     with contextlib.ExitStack() as stack:
@@ -81,24 +76,6 @@ def _fuses(recipe: Recipe) -> bool:
 
 def _count(denoiser: Denoiser) -> int:
     return sum(p.numel() for p in denoiser.module.parameters()) + frozen.count(denoiser.module)
-
-
-def encoder_sizes(recipe: Recipe) -> FrozenEncoders:
-    """Return encoders that have only the sizes which `dry_run.blank` needs."""
-    conditioning = components.conditioning(recipe.model)
-    autoencoder: Any = SimpleNamespace(
-        geometry=components.autoencoder_geometry(recipe.autoencoder),
-        latent_channels=components.latent_channels(recipe.autoencoder),
-    )
-    text: Any = recipe.text_inputs
-    image: Any = None
-    if (kind := conditioning.shown.encoder) is not None:
-        image = SimpleNamespace(tokens=IMAGE_ENCODERS[kind].tokens, dim=conditioning.shown.width)
-    sound: Any = None
-    if recipe.sound is not None:
-        sound = build.sound_track(recipe, PcmSound(components.sound_facts(recipe.sound)))
-    device = torch.device("meta")
-    return FrozenEncoders(autoencoder, text, device, conditioning, image, recipe.given_companions, sound=sound)
 
 
 def sizes(recipe: Recipe, denoiser: Denoiser) -> NetworkSizes:

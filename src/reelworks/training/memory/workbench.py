@@ -24,7 +24,7 @@ from reelworks.models import recompute
 from reelworks.models.attention.attention_audit import ReplacedKernels
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.training.assembly import build
-from reelworks.training.memory import dry_run, estimate, memory
+from reelworks.training.memory import dry_run, memory
 from reelworks.training.memory.search import Trial
 from reelworks.training.recipe import device_limits
 from reelworks.training.recipe.recipe import Recipe
@@ -44,7 +44,7 @@ class Workbench:
         denoiser = build.denoiser(recipe, world.home)
         units = denoiser.sharding().units
         mesh.shard(denoiser.module, units, denoiser.contract, world, Layout.from_strategy("fsdp", world.size))
-        self._sizes = estimate.encoder_sizes(recipe)
+        self._sizes = build.lazy_encoder(recipe, torch.device("meta"))
         self._boundary = DtypeBoundary(denoiser)
         self._state = TrainState.start(denoiser, recipe.train)
 

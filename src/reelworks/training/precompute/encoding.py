@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,11 +15,9 @@ from reelworks.data.distributed.mesh import World
 from reelworks.data.loader.position import next_epoch
 from reelworks.data.schedule.plan import PlanSpec
 from reelworks.models import components, registry
-from reelworks.models.family import IMAGE_ENCODERS
 from reelworks.training.assembly import build
 from reelworks.training.encoding import request_key
 from reelworks.training.encoding.encoders import FrozenEncoders
-from reelworks.training.encoding.lazy import LazyAutoencoder, LazyImageEncoder, LazySoundEncoder, LazyTextEncoder
 from reelworks.training.encoding.precompute import encode, reachable
 from reelworks.training.encoding.precompute.encode import Encoding, EncodingForecast
 from reelworks.training.encoding.precompute.encode_worker import Progress
@@ -30,7 +26,6 @@ from reelworks.training.encoding.store import EncodedStore
 from reelworks.training.encoding.stored_batches import StoredLatents
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
-from reelworks.training.step import compiled_encoder
 
 
 def encoder_ids(recipe: Recipe, folder: Path) -> EncoderIds:
@@ -66,43 +61,6 @@ def open_store(data: RecipeData) -> StoredLatents:
     """Open the recipe's store with the keys of its clips."""
     store = EncodedStore.open(data.recipe.encoded_folder)
     return StoredLatents(store, Keys(data, encoder_ids(data.recipe, store.path)))
-
-
-def lazy_encoder(recipe: Recipe, device: torch.device) -> FrozenEncoders:
-    """Return the recipe's encoders, each of which is loaded, and perhaps compiled, when it is first used."""
-    conditioning, image = components.conditioning(recipe.model), recipe.model.image_encoder
-    text, kind = recipe.text_inputs, conditioning.shown.encoder
-    known = registry.TEXT_ENCODERS.get(text.name)
-
-    def compiled_autoencoder() -> Any:
-        built = build.autoencoder(recipe, device)
-        compiled_encoder.of_recipe(built, recipe, device)
-        return built
-
-    autoencoder: Any = LazyAutoencoder(
-        components.autoencoder_geometry(recipe.autoencoder),
-        components.latent_channels(recipe.autoencoder),
-        compiled_autoencoder,
-    )
-    text_encoder: Any = LazyTextEncoder(
-        text.dim,
-        text.pooled_dim,
-        text.max_length,
-        sees_pictures=known is not None and known.sees_pictures,
-        build=partial(build.text_encoder, recipe, device),
-    )
-    image_encoder: Any = None
-    if kind is not None and image is not None:
-        tokens = IMAGE_ENCODERS[kind].tokens
-        make = partial(build.image_encoder, kind, image, device)
-        image_encoder = LazyImageEncoder(tokens, conditioning.shown.width, make)
-    sound = None
-    if recipe.sound is not None:
-        facts = components.sound_facts(recipe.sound)
-        encoder: Any = LazySoundEncoder(facts, partial(build.sound_encoder, recipe.sound, device))
-        sound = build.sound_track(recipe, encoder)
-    given = recipe.given_companions
-    return FrozenEncoders(autoencoder, text_encoder, device, conditioning, image_encoder, given, sound=sound)
 
 
 def drawn_settings(recipe: Recipe) -> list[str]:
@@ -158,7 +116,7 @@ def build_encoding_job(
         )
     return Encoding(
         source,
-        lazy_encoder(recipe, device) if encoder is None else encoder,
+        build.lazy_encoder(recipe, device) if encoder is None else encoder,
         reachable.chunks(data, reachable.in_epochs(data, spec, epochs(data, spec)), limit),
         recipe.data,
         text_width=4 if recipe.text_encoder.name == "hashed" else 2,

@@ -27,6 +27,7 @@ from reelworks.data.media.patience import AWAY_SECONDS
 from reelworks.training.encoding import conditioning, request_key, values
 from reelworks.training.encoding.conditioning import CLIP
 from reelworks.training.encoding.encoders import FrozenEncoders
+from reelworks.training.encoding.lazy import Lazy
 from reelworks.training.encoding.precompute.reachable import Chunk
 from reelworks.training.encoding.request_key import TEXT, TEXTS, Wanted
 from reelworks.training.encoding.stored_batches import StoredLatents, latent_dtype
@@ -210,9 +211,8 @@ class EncodeWorker:
 
 
 def _drop(encoder: object) -> None:
-    later = getattr(encoder, "later", None)
-    if later is not None:
-        later.drop()
+    if isinstance(encoder, Lazy):
+        encoder.drop()
         device_memory.release(machine.default_device())
 
 
