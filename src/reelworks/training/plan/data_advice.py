@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.core import digests, units
+from reelworks.core import digests, toml, units
 from reelworks.core.hash_rng import hash64
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.catalog.store.rows import CatalogRows
@@ -32,6 +32,7 @@ LONG_SECONDS = 20.0
 ONE_ASPECT = 0.9
 ENOUGH = 10  # fewest clips for a meaningful share
 FILES_NAMED = 20
+_TEXTS = toml.beside(__file__, "data_advice.toml")
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
@@ -55,8 +56,13 @@ Finding = tuple[str, str, tuple[str, ...]] | None  # text, remedy and files of a
 
 def advise(rows: CatalogRows) -> list[DataAdvice]:
     """Return all advice about rows, the most serious first."""
-    found = ((name, rule(rows)) for name, rule in RULES.items())
-    return [DataAdvice(name, *finding) for name, finding in found if finding is not None]
+    advice = []
+    for name, rule in RULES.items():
+        found = rule(rows)
+        finding: Finding = _of_clips(name, np.asarray(found), rows) if name in _TEXTS else found
+        if finding is not None:
+            advice.append(DataAdvice(name, *finding))
+    return advice
 
 
 def count_tokens(caption: str) -> int:
@@ -72,26 +78,21 @@ def clips_by_folder(rows: CatalogRows) -> Counter[str]:
     return Counter(dict(zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True)))
 
 
-@dataclass(frozen=True)
-class _ClipRule:
-    """Advice about readable clips (or unreadable ones) in a mask; `{clips}` in its text becomes "1 clip" or "3 clips"."""
-
-    where: Callable[[CatalogRows], Any]
-    text: str
-    remedy: str
-    readable: bool = True
-
-    def __call__(self, rows: CatalogRows) -> Finding:
-        found = np.flatnonzero(np.asarray(self.where(rows)) & (rows.readable == self.readable))
-        if not len(found):
-            return None
-        n = len(found)
-        text = self.text.format(
-            clips=units.plural(n, "clip"),
-            captions_are=units.plural(n, "caption") + (" is" if n == 1 else " are"),
-            captions_have=units.plural(n, "caption") + (" has" if n == 1 else " have"),
-        )
-        return text, self.remedy, tuple(rows.label(i) for i in found[:FILES_NAMED].tolist())
+def _of_clips(name: str, where: NDArray[np.bool_], rows: CatalogRows) -> Finding:
+    """Return what is told of the readable clips in a mask, or of those that are not."""
+    found = np.flatnonzero(where & (~rows.readable if name == "unreadable" else rows.readable))
+    if not len(found):
+        return None
+    n = len(found)
+    text = _TEXTS[name]["text"].format(
+        clips=units.plural(n, "clip"),
+        captions_are=units.plural(n, "caption") + (" is" if n == 1 else " are"),
+        captions_have=units.plural(n, "caption") + (" has" if n == 1 else " have"),
+        small_side_px=SMALL_SIDE_PX,
+        short_frames=SHORT_FRAMES,
+        long_seconds=LONG_SECONDS,
+    )
+    return text, _TEXTS[name]["remedy"], tuple(rows.label(i) for i in found[:FILES_NAMED].tolist())
 
 
 def _captions_equal(rows: CatalogRows) -> Finding:
@@ -146,112 +147,33 @@ def _one_aspect(rows: CatalogRows) -> Finding:
     return f"{n / good:.0%} of the clips are about {label}", remedy, ()
 
 
-RULES: dict[str, Callable[[CatalogRows], Finding]] = {
-    "unreadable": _ClipRule(
-        lambda rows: ~rows.readable,
-        "{clips} cannot be read",
-        "replace or remove them; training skips them",
-        readable=False,
-    ),
-    "captions_missing": _ClipRule(
-        lambda rows: rows.caption.is_null(),
-        "{clips} without a caption",
-        "give a list that has them, such as metadata.jsonl, as path; write each into a text file next to its clip, for example "
-        "cat.txt for cat.mp4; or let `reelworks caption` do so",
-    ),
-    "captions_empty": _ClipRule(
-        lambda rows: pc.equal(pc.utf8_trim_whitespace(rows.caption.fill_null("-")), ""),
-        "{captions_are} empty",
-        "describe what the clip shows",
-    ),
-    "captions_garbled": _ClipRule(
-        lambda rows: pc.match_substring_regex(rows.caption.fill_null(""), "\ufffd|\\x00"),
-        "{captions_have} bytes that are not UTF-8",
-        "save the text files as UTF-8",
-    ),
+# A rule that data_advice.toml has finds a mask of clips, and each other one says itself what it found.
+RULES: dict[str, Callable[[CatalogRows], Any]] = {
+    "unreadable": lambda rows: ~rows.readable,
+    "captions_missing": lambda rows: rows.caption.is_null(),
+    "captions_empty": lambda rows: pc.equal(pc.utf8_trim_whitespace(rows.caption.fill_null("-")), ""),
+    "captions_garbled": lambda rows: pc.match_substring_regex(rows.caption.fill_null(""), "\ufffd|\\x00"),
     "captions_equal": _captions_equal,
-    "captions_lines": _ClipRule(
-        lambda rows: pc.match_substring(rows.caption.fill_null(""), "\n"),
-        "{captions_have} several lines",
-        'if each line is a caption of its own, set captions = "lines" in [[dataset]] to draw one at each use',
-    ),
+    "captions_lines": lambda rows: pc.match_substring(rows.caption.fill_null(""), "\n"),
     "few_pictures": _few_pictures,
-    "duplicates": _ClipRule(
-        _duplicates,
-        "{clips} with the same content as another file",
-        "remove them, or use [[dataset]] repeats if they are meant to count twice",
-    ),
-    "near_duplicates": _ClipRule(
-        lambda rows: rows.score("duplicate_rank") > 0,
-        "{clips} that look like a better one",
-        'train the best of each group alone, [[dataset]] duplicates = "best", or the model learns them far more than others',
-    ),
-    "black": _ClipRule(
-        lambda rows: rows.score("clipped_dark") >= ALL_DARK,
-        "{clips} all black",
-        "remove them; they teach the model darkness under their captions",
-    ),
-    "small": _ClipRule(
-        lambda rows: np.minimum(rows.height, rows.width) < SMALL_SIDE_PX,
-        f"{{clips}} with fewer than {SMALL_SIDE_PX} pixels on the short side",
-        "add buckets of their size, or remove them",
-    ),
-    "short": _ClipRule(
-        lambda rows: rows.is_video & (rows.num_frames < SHORT_FRAMES),
-        f"{{clips}} with fewer than {SHORT_FRAMES} frames",
-        "add a bucket with fewer frames, or they are rejected as too_short",
-    ),
-    "long": _ClipRule(
-        lambda rows: rows.duration_seconds > LONG_SECONDS,
-        f"{{clips}} longer than {LONG_SECONDS:g} s",
-        "an epoch reads one section of each; cut them at scene changes",
-    ),
+    "duplicates": _duplicates,
+    "near_duplicates": lambda rows: rows.score("duplicate_rank") > 0,
+    "black": lambda rows: rows.score("clipped_dark") >= ALL_DARK,
+    "small": lambda rows: np.minimum(rows.height, rows.width) < SMALL_SIDE_PX,
+    "short": lambda rows: rows.is_video & (rows.num_frames < SHORT_FRAMES),
+    "long": lambda rows: rows.duration_seconds > LONG_SECONDS,
     "mixed_fps": _mixed_fps,
-    "variable_fps": _ClipRule(
-        lambda rows: rows.variable_fps,
-        "{clips} with variable frame rate",
-        "motion looks uneven where frames are read one after the other; data.fps reads them at even times",
-    ),
+    "variable_fps": lambda rows: rows.variable_fps,
     "one_aspect": _one_aspect,
-    "transparent": _ClipRule(
-        lambda rows: rows.has_alpha,
-        "{clips} with transparency",
-        "they are drawn on a white background; [data] alpha_color sets another colour",
-    ),
-    "hdr": _ClipRule(
-        lambda rows: rows.is_hdr,
-        "{clips} of high dynamic range (PQ or HLG)",
-        'their colours are converted to SDR; [data] hdr = "reject" leaves them out',
-    ),
-    "interlaced": _ClipRule(
-        lambda rows: rows.interlaced,
-        "{clips} interlaced",
-        'whole frames are rebuilt from their fields; [data] interlaced = "reject" leaves them out',
-    ),
-    "pixel_shape": _ClipRule(
-        lambda rows: (rows.pixel_aspect_ratio != 1) & (rows.pixel_aspect_ratio > 0),  # 0 is not known
-        "{clips} with pixels that are not square",
-        "they are widened or narrowed as players do, and the catalog has that width",
-    ),
-    "mirrored": _ClipRule(
-        lambda rows: rows.mirrored,
-        "{clips} stored mirrored",
-        "they are mirrored back as players do; check text in them if a camera's tags may be wrong",
-    ),
-    "hidden_frames": _ClipRule(
-        lambda rows: rows.hidden_frames > 0,
-        "{clips} with frames that an edit list hides",
-        "those frames are not trained; encode the clips anew if they should be",
-    ),
-    "color_profile": _ClipRule(
-        lambda rows: rows.per_word("icc_profile", lambda name: not pictures.is_srgb(name)),
-        "{clips} with a colour profile other than sRGB",
-        "their colours are converted to sRGB",
-    ),
-    "unusual_colors": _ClipRule(
-        lambda rows: rows.full_range | rows.per_word("color_matrix", lambda name: name not in ("", "bt601", "bt709")),
-        "{clips} in full range or with a colour matrix other than BT.601 and BT.709",
-        "they are converted as their tags say; correct the tags if the colours on a contact sheet look wrong",
+    "transparent": lambda rows: rows.has_alpha,
+    "hdr": lambda rows: rows.is_hdr,
+    "interlaced": lambda rows: rows.interlaced,
+    "pixel_shape": lambda rows: (rows.pixel_aspect_ratio != 1) & (rows.pixel_aspect_ratio > 0),  # 0 is not known
+    "mirrored": lambda rows: rows.mirrored,
+    "hidden_frames": lambda rows: rows.hidden_frames > 0,
+    "color_profile": lambda rows: rows.per_word("icc_profile", lambda name: not pictures.is_srgb(name)),
+    "unusual_colors": lambda rows: (
+        rows.full_range | rows.per_word("color_matrix", lambda name: name not in ("", "bt601", "bt709"))
     ),
 }
 
