@@ -24,7 +24,7 @@ from reelworks.testing.exact_resume import assert_exact_resume
 from reelworks.training.encoding.precompute import reachable
 from reelworks.training.plan import rejections
 from reelworks.training.recipe import dataset
-from reelworks.training.recipe.dataset import RecipeData
+from reelworks.training.recipe.dataset import ProposedBuckets, RecipeData
 
 _CLIP = st.fixed_dictionaries(
     {
@@ -264,9 +264,8 @@ def test_buckets_are_proposed_for_one_clip_of_each_group(folder: Path, how: str)
     data = files.opened(
         recipe(folder, how, bucket=[], buckets={"entries": "auto"}, entry={"filter": "path != 'd.png'"})
     )
-    assert data.chosen is not None
-    assert data.chosen.proposal is not None
-    assert (data.chosen.proposal.reached, data.chosen.proposal.clips) == (3, 3)
+    assert isinstance(data.chosen, ProposedBuckets)
+    assert (data.chosen.reached, data.chosen.clips) == (3, 3)
 
 
 def replace_seed(data: RecipeData, seed: int) -> RecipeData:

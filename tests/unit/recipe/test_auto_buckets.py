@@ -66,7 +66,7 @@ def test_a_run_goes_on_with_the_entries_that_it_began_with(folder):
     grow(folder)
     later = made.opened(recipe(folder))
     assert later.recipe.bucket == first.recipe.bucket
-    assert "--set buckets.entries=refresh" in later.chosen.lines()[0]
+    assert "--set buckets.entries=refresh" in later.chosen.lines[0]
     assert len(later.rows) > len(first.rows)
 
 
@@ -78,7 +78,7 @@ def test_entries_change_when_asked(folder, buckets):
     begin_run(made.opened(recipe(folder)))
     grow(folder)
     later = made.opened(recipe(folder, buckets))
-    assert later.chosen.proposal is not None
+    assert not later.chosen.kept
     most = later.recipe.buckets.max_tokens
     assert all(b.tokens * b.batch_size <= most for b in later.table.buckets)
     if buckets["entries"] == "refresh":
@@ -88,7 +88,7 @@ def test_entries_change_when_asked(folder, buckets):
 def test_entries_written_by_hand_are_not_kept_as_proposed(folder):
     """A run that began with the recipe's own entries, whose recipe then says auto, has them proposed."""
     begin_run(made.opened(made.recipe(folder)))
-    assert made.opened(recipe(folder)).chosen.proposal is not None
+    assert not made.opened(recipe(folder)).chosen.kept
 
 
 def test_kept_entries_plan_as_the_same_ones_written_out(folder):

@@ -157,7 +157,7 @@ def _about(context: Context, key: str, stage: int) -> Json:
     return about | {
         "controls": session.saved.model_dump(mode="json"),
         "degree": data.recipe.parallel.group_size,
-        "chosen": None if data.chosen is None else data.chosen.lines(),
+        "chosen": None if data.chosen is None else data.chosen.lines,
         "entries": [_entry(entry, given) for entry in data.table.entries],
         "buckets": [
             {name: getattr(b, name) for name in ("name", "entry", "ratio", "tokens", "sequence_degree")}

@@ -196,5 +196,5 @@ def rehearse(started: StartedStage, model: TrainedModel, position: DataPosition)
             level = recompute.of_eager_pass(recomputed or False, compiles=data.recipe.train.compile)
             with recompute.by(level):
                 dry_run.rehearse(model.boundary.denoiser, model.encoder, model.state, bucket, snapshot, clips=clips)
-    for line in data.chosen.lines() if data.chosen else []:
+    for line in data.chosen.lines if data.chosen else []:
         logger.info(line)

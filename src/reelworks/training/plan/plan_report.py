@@ -162,7 +162,7 @@ def summarise(
         fps=decode_requests.usual_fps(data),
         shared_files=data_advice.shared_files(data.recipe.dataset, rows),
         graphs=compiled_graphs.of_plan(data, plan),
-        chosen_buckets=None if data.chosen is None else data.chosen.report(),
+        chosen_buckets=data.chosen,
         losses=discarded.losses(data, plan),
     )
 

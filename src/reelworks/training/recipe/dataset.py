@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from reelworks.core.shape import Geometry
 from reelworks.core.words import of_recipe
 from reelworks.data.buckets import propose, table
 from reelworks.data.buckets.assign import Reason
-from reelworks.data.buckets.propose import Proposal, Suggestion
+from reelworks.data.buckets.propose import Suggestion
 from reelworks.data.buckets.table import BucketTable
 from reelworks.data.catalog.scan.scan import ScanProgress, ScanResult, scan_sources
 from reelworks.data.catalog.store.store import Catalog
@@ -35,31 +35,6 @@ from reelworks.training.recipe.recipe import Recipe
 MEASURES = "data.measures"
 _FAILURES_TOLD = 20
 _AGAIN = "--set buckets.entries=refresh proposes new ones from the present catalog"
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """Bucket entries that were chosen for a recipe that has none of its own."""
-
-    entries: tuple[Suggestion, ...]
-    proposal: Proposal | None  # the proposal that they come from; None if they come from the run's recipe
-    run: str  # run folder whose recipe has the entries, or will have them
-
-    def lines(self) -> list[str]:
-        """Describe the chosen entries and the reasons for them, for people."""
-        if self.proposal is None:
-            head = f"buckets: using the {len(self.entries)} entries stored in {self.run}/recipe.toml; {_AGAIN}"
-        else:
-            headline = self.proposal.headline()
-            head = f"buckets: {len(self.entries)} entries proposed, which the run will store; {headline}"
-        return [head, *(f"  {entry.to_text()}" for entry in self.entries)]
-
-    def report(self) -> ChosenBuckets:
-        """Return the entries as the report of a plan has them."""
-        lines, found = self.lines(), self.proposal
-        if found is None:
-            return ChosenBuckets(True, lines, self.entries)
-        return ProposedBuckets(False, lines, found.entries, found.reached, found.clips, found.max_tokens, found.toml)
 
 
 @dataclass(frozen=True)
@@ -86,11 +61,16 @@ class RecipeData(Dataset):
     """A recipe's dataset."""
 
     recipe: Recipe  # with its bucket entries chosen
-    chosen: Chosen | None  # how the bucket entries were chosen; None if the recipe has its own
+    chosen: ChosenBuckets | None  # how the bucket entries were chosen; None if the recipe has its own
     stage: StageStart  # where the stage began whose recipe it is
 
     def __init__(
-        self, *args: Any, recipe: Recipe, chosen: Chosen | None = None, stage: StageStart = RUN_START, **others: Any
+        self,
+        *args: Any,
+        recipe: Recipe,
+        chosen: ChosenBuckets | None = None,
+        stage: StageStart = RUN_START,
+        **others: Any,
     ) -> None:
         super().__init__(*args, **others)  # which checks the arguments of every dataset
         self.recipe, self.chosen, self.stage = recipe, chosen, stage
@@ -140,31 +120,43 @@ class RecipeData(Dataset):
         """Geometry of the recipe's model and autoencoder."""
         return components.geometry(self.recipe.model, self.recipe.autoencoder)
 
-    def _choose_entries(self) -> tuple[Recipe, Chosen]:
+    def _choose_entries(self) -> tuple[Recipe, ChosenBuckets]:
         """Return the recipe with the bucket entries of its run, or else with proposed ones."""
-        recipe, stored, proposal = self.recipe, _stored_entries(self.recipe), None
+        recipe, stored = self.recipe, _stored_entries(self.recipe)
         if stored is None:
-            clips, row = self.clips()
-            if self.duplicate_groups is not None:
-                clips = duplicates.one_of_each(self.duplicate_groups, clips, row)
-            proposal = propose.propose(clips, recipe.buckets, self.geometry)
-            if not proposal.reached:
-                reasons, counts = np.unique(clips.excluded, return_counts=True)
-                names = ["smaller than any bucket" if r == Reason.NONE else Reason(r).label for r in reasons.tolist()]
-                listed = ", ".join(f"{n} {name}" for name, n in zip(names, counts.tolist(), strict=True))
-                raise UserError(
-                    f"there is no clip to propose bucket entries for ({listed or 'the datasets are empty'})",
-                    code="no-clip-to-propose-from",
-                    field="buckets",
-                    value="auto",
-                    remedy="repair the clips, or choose other datasets or a smaller autoencoder.stride",
-                )
-            stored = proposal.entries
+            chosen: ChosenBuckets = self._propose()
+        else:
+            head = f"buckets: using the {len(stored)} entries stored in {recipe.output}/recipe.toml; {_AGAIN}"
+            chosen = ChosenBuckets(True, _lines(head, stored), stored)
         update = {
-            "bucket": [entry.config() for entry in stored],
+            "bucket": [entry.config() for entry in chosen.entries],
             "buckets": recipe.buckets.model_copy(update={"entries": "keep"}),
         }
-        return recipe.model_copy(update=update), Chosen(stored, proposal, recipe.output)
+        return recipe.model_copy(update=update), chosen
+
+    def _propose(self) -> ProposedBuckets:
+        clips, row = self.clips()
+        if self.duplicate_groups is not None:
+            clips = duplicates.one_of_each(self.duplicate_groups, clips, row)
+        found = propose.propose(clips, self.recipe.buckets, self.geometry)
+        if not found.reached:
+            reasons, counts = np.unique(clips.excluded, return_counts=True)
+            names = ["smaller than any bucket" if r == Reason.NONE else Reason(r).label for r in reasons.tolist()]
+            listed = ", ".join(f"{n} {name}" for name, n in zip(names, counts.tolist(), strict=True))
+            raise UserError(
+                f"there is no clip to propose bucket entries for ({listed or 'the datasets are empty'})",
+                code="no-clip-to-propose-from",
+                field="buckets",
+                value="auto",
+                remedy="repair the clips, or choose other datasets or a smaller autoencoder.stride",
+            )
+        head = f"buckets: {len(found.entries)} entries proposed, which the run will store; {found.headline()}"
+        lines = _lines(head, found.entries)
+        return ProposedBuckets(False, lines, found.entries, found.reached, found.clips, found.max_tokens, found.toml)
+
+
+def _lines(head: str, entries: Iterable[Suggestion]) -> list[str]:
+    return [head, *(f"  {entry.to_text()}" for entry in entries)]
 
 
 def bucket_table(recipe: Recipe, on_scan: Callable[[ScanProgress], None] | None = None) -> tuple[Recipe, BucketTable]:
