@@ -70,8 +70,8 @@ def encode_stage(
             if world.is_main:
                 _tell_of_left_out(data)
             source, spec = encoding.open_store(data), plan_forecast.plan_spec(data, world.size)
-            job = encoding.build_encoding_job(data, source, world.device, spec, limit=limit, on_progress=on_progress)
-            done = encoding.encode_missing(job)
+            job = encoding.build_encoding_job(data, source, world.device, spec, limit=limit)
+            done = encoding.encode_missing(job, on_progress=on_progress)
             world.wait()
     return encode.report(Path(recipe.encoded_folder), *done)
 

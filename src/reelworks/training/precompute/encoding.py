@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from reelworks.training.encoding import request_key
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.encoding.precompute import encode, reachable
 from reelworks.training.encoding.precompute.encode import Encoding, EncodingForecast
-from reelworks.training.encoding.precompute.encode_worker import Progress
+from reelworks.training.encoding.precompute.encode_worker import Progress, Report
 from reelworks.training.encoding.request_key import EncoderIds, FileDigests, Keys
 from reelworks.training.encoding.store import EncodedStore
 from reelworks.training.encoding.stored_batches import StoredLatents
@@ -104,8 +104,6 @@ def build_encoding_job(
     *,
     limit: int | None = None,
     encoder: FrozenEncoders | None = None,
-    prompts: Sequence[str] = (),
-    on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Encoding:
     """Prepare the encoding of all that a recipe's training reads; by default, encoders are loaded when it needs them."""
     recipe = data.recipe
@@ -120,12 +118,12 @@ def build_encoding_job(
         reachable.chunks(data, reachable.in_epochs(data, spec, epochs(data, spec)), limit),
         recipe.data,
         text_width=4 if recipe.text_encoder.name == "hashed" else 2,
-        prompts=prompts,
-        on_progress=on_progress,
     )
 
 
-def encode_missing(encoding: Encoding) -> tuple[EncodingForecast, Progress]:
+def encode_missing(
+    encoding: Encoding, prompts: Sequence[str] = (), on_progress: Report = lambda progress: None
+) -> tuple[EncodingForecast, Progress]:
     """Say what will be encoded, check the disk's space, and encode it; the work is shared with other processes.
 
     Raises:
@@ -134,7 +132,7 @@ def encode_missing(encoding: Encoding) -> tuple[EncodingForecast, Progress]:
     forecast = announce(encoding)
     progress = Progress(0)
     if forecast.clips or forecast.captions:
-        progress = encoding.run(forecast)
+        progress = encoding.run(forecast, prompts, on_progress)
         encode.log_failures(progress)
     return forecast, progress
 
@@ -152,7 +150,7 @@ def announce(encoding: Encoding) -> EncodingForecast:
 
 
 def before_training(
-    data: RecipeData, encoder: FrozenEncoders, world: World, spec: PlanSpec, on_progress: Callable[[Progress], None]
+    data: RecipeData, encoder: FrozenEncoders, world: World, spec: PlanSpec, on_progress: Report
 ) -> StoredLatents:
     """Encode what a recipe's store lacks, on all ranks together, and return the store. Collective.
 
@@ -163,10 +161,7 @@ def before_training(
     world.wait()
     source = open_store(data)
     prompts = data.recipe.samples.prompts
-    job = build_encoding_job(
-        data, source, world.device, spec, encoder=encoder, prompts=prompts, on_progress=on_progress
-    )
-    encode_missing(job)
+    encode_missing(build_encoding_job(data, source, world.device, spec, encoder=encoder), prompts, on_progress)
     world.wait()
     source.store.refresh()
     encoder.embed_ahead(prompts)  # those of a recipe of which everything was stored; no network takes memory yet

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from reelworks.core import units
@@ -22,7 +22,7 @@ from reelworks.data.media.config import DataConfig
 from reelworks.data.media.decode import VERSION as DECODER_VERSION
 from reelworks.training.encoding import values
 from reelworks.training.encoding.encoders import FrozenEncoders
-from reelworks.training.encoding.precompute.encode_worker import EncodeWorker, Progress
+from reelworks.training.encoding.precompute.encode_worker import EncodeWorker, Progress, Report
 from reelworks.training.encoding.precompute.reachable import Chunk
 from reelworks.training.encoding.request_key import TEXTS, Keys
 from reelworks.training.encoding.stored_batches import StoredLatents, latent_dtype
@@ -102,39 +102,27 @@ def report(folder: Path, forecast: EncodingForecast, done: Progress) -> Encoding
     return EncodingReport(folder, forecast.clips, forecast.captions, forecast.bytes, *encoded, failed)
 
 
+@dataclass
 class Encoding:
     """The encoding of all values that some chunks of clips lack.
 
-    Args:
+    Attributes:
         source: The store and the keys.
         encoder: Encoders; those that are loaded at their first use are dropped after it.
         chunks: Clips by chunk, as `reachable.chunks` returns them.
         config: How clips are decoded, and how many of them ahead.
         text_width: Bytes of a number in an embedding, for the forecast: 2 for encoders that compute in bfloat16.
-        prompts: Texts that `encoder` embeds and keeps besides, while its text encoder is loaded for captions.
-        on_progress: Called after each batch.
-
-    Attributes:
         missing_by_chunk: Clips of which something is missing, by the number of their chunk; known after `forecast`.
         captions: Captions without an embedding in parts of a few dozen; known after `forecast`.
     """
 
-    def __init__(
-        self,
-        source: StoredLatents,
-        encoder: FrozenEncoders,
-        chunks: list[Chunk],
-        config: DataConfig,
-        *,
-        text_width: int = 4,
-        prompts: Sequence[str] = (),
-        on_progress: Callable[[Progress], None] = lambda progress: None,
-    ) -> None:
-        self.source, self.encoder, self.chunks = source, encoder, chunks
-        self.config, self.on_progress = config, on_progress
-        self._text_width, self._prompts = text_width, prompts
-        self.missing_by_chunk = dict[int, int]()
-        self.captions: list[list[str]] = []
+    source: StoredLatents
+    encoder: FrozenEncoders
+    chunks: list[Chunk]
+    config: DataConfig
+    text_width: int
+    missing_by_chunk: dict[int, int] = field(default_factory=dict)
+    captions: list[list[str]] = field(default_factory=list)
 
     def forecast(self) -> EncodingForecast:
         """Look up all values, and return what is missing."""
@@ -191,13 +179,16 @@ class Encoding:
                 "reelworks encode prune RECIPE names entries that no recipe needs",
             )
 
-    def run(self, forecast: EncodingForecast) -> Progress:
-        """Encode and store what is missing and no other process encodes; return when everything is done by someone."""
+    def run(self, forecast: EncodingForecast, prompts: Sequence[str], on_progress: Report) -> Progress:
+        """Encode and store what is missing and no other process encodes; return when everything is done by someone.
+
+        `encoder` embeds and keeps the prompts besides, while its text encoder is loaded for captions.
+        """
         progress = Progress(total=forecast.clips)
         with closing(EncodeWorker(self.source, self.encoder, self.config)) as worker:
-            worker.encode_captions(self.captions, progress, self.on_progress)
-            self.encoder.embed_ahead(self._prompts)  # before the text encoder makes room for the others
-            worker.encode_clips([self.chunks[number] for number in self.missing_by_chunk], progress, self.on_progress)
+            worker.encode_captions(self.captions, progress, on_progress)
+            self.encoder.embed_ahead(prompts)  # before the text encoder makes room for the others
+            worker.encode_clips([self.chunks[number] for number in self.missing_by_chunk], progress, on_progress)
         return progress
 
     def _bytes(self, name: str, work: MicroBatchRequest) -> int:
@@ -210,8 +201,7 @@ class Encoding:
     def _text_bytes(self) -> int:
         """Return the bytes of an embedding with all its tokens, for the forecast."""
         text = self.encoder.text_encoder
-        width = self._text_width
-        return _PACKED_HEAD + text.max_length + width * (text.max_length * text.dim + text.pooled_dim)
+        return _PACKED_HEAD + text.max_length + self.text_width * (text.max_length * text.dim + text.pooled_dim)
 
 
 def log_failures(progress: Progress) -> None:
