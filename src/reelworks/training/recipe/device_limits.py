@@ -12,32 +12,21 @@ if TYPE_CHECKING:
     import torch
 
 
+# What Apple's GPUs lack, by recipe key: the value that asks for it, why it is not there, and what to do.
+_NOT_ON_APPLE: dict[str, tuple[object, str, str]] = {
+    "lora.base": ("float8", "torch has no float8", 'set "int8" or "nf4"'),
+    "lora.int8_products": (True, "torch has no products of int8", "leave it out"),
+    "train.compile": (True, "compiled code was not tested", "leave it out"),
+    "train.optimizer": ("adamw8bit", "the optimizer of bitsandbytes has kernels for CUDA", 'set "adamw"'),
+    "parallel.offload": (True, "weights on the CPU take the same memory", 'leave it out, or set lora.base = "nf4"'),
+}
+
+
 def require(recipe: Recipe, device: torch.device) -> None:
     """Raise `UserError` if a recipe asks for what Apple's GPUs lack; other devices are asked where they compute."""
-    if not machine.is_apple(device):
-        return
-    base, int8_products = (recipe.lora.base, recipe.lora.int8_products) if recipe.lora else (None, False)
-    asked = (
-        ("lora.base", base, base == "float8", "torch has no float8", 'set "int8" or "nf4"'),
-        ("lora.int8_products", int8_products, int8_products, "torch has no products of int8", "leave it out"),
-        ("train.compile", recipe.train.compile, recipe.train.compile, "compiled code was not tested", "leave it out"),
-        (
-            "train.optimizer",
-            recipe.train.optimizer,
-            recipe.train.optimizer == "adamw8bit",
-            "the optimizer of bitsandbytes has kernels for CUDA",
-            'set "adamw"',
-        ),
-        (
-            "parallel.offload",
-            recipe.parallel.offload,
-            recipe.parallel.offload,
-            "weights on the CPU take the same memory",
-            'leave it out, or set lora.base = "nf4"',
-        ),
-    )
-    for field, value, is_asked, problem, remedy in asked:
-        if is_asked:
+    for field, (value, problem, remedy) in _NOT_ON_APPLE.items() if machine.is_apple(device) else ():
+        table, key = field.split(".")
+        if getattr(getattr(recipe, table), key, None) == value:
             raise UserError(
                 f"this trains on Apple's GPU, and there {problem}",
                 code="not-on-apple-gpu",
