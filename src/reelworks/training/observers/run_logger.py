@@ -71,11 +71,11 @@ class RunLogger(StepObserver):
         self._last_counts: Counts | None = None
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        self._progress.bar.start()
         return self
 
     def __exit__(self, error: type[BaseException] | None, value: BaseException | None, _: object) -> None:
-        self._progress.stop()
+        self._progress.bar.stop()
         if isinstance(value, Exception):
             with suppress(OSError):
                 self.event("error", reason=f"{type(value).__name__}: {value}"[:_MOST_OF_ERROR])
@@ -267,31 +267,22 @@ class _StepProgress:
 
     def __init__(self, first_step: int, total_steps: int | None, log_every: int, device: torch.device) -> None:
         console = log.console()
-        self._bar: Progress | None = None
-        if console is not None and console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=None),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[now]}"),
-                TimeRemainingColumn(),
-                console=console,
-            )
-            self._bar.add_task("training", total=total_steps, completed=first_step, now="")
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[now]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=console is None or not console.is_terminal,
+        )
+        self._task = self.bar.add_task("training", total=total_steps, completed=first_step, now="")
         self._total, self._log_every = total_steps, log_every
         self._device = device
         self._times: deque[float] = deque(maxlen=_SPEED_WINDOW)  # of the ends of steps
         self._losses: deque[float] = deque(maxlen=_SPEED_WINDOW)
         self._speeds: deque[Speed] = deque(maxlen=_SPEED_WINDOW)
         self._last_line = 0.0
-
-    def start(self) -> None:
-        if self._bar is not None:
-            self._bar.start()
-
-    def stop(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
     def step(self, done: TrainedStep, buckets: Sequence[str]) -> None:
         now, step = time.monotonic(), done.number
@@ -300,7 +291,7 @@ class _StepProgress:
         if math.isfinite(done.result.loss):
             self._losses.append(done.result.loss)
         is_due = step % self._log_every == 0 and now - self._last_line >= _LINE_EVERY_SECONDS
-        if self._bar is None and not is_due and step != self._total:
+        if self.bar.disable and not is_due and step != self._total:
             return
         # What is left takes as long as what was, with what lies between steps.
         seconds, steps = now - self._times[0], len(self._times) - 1
@@ -314,8 +305,8 @@ class _StepProgress:
             buckets[0] + (f" +{len(buckets) - 1}" if len(buckets) > 1 else "") if buckets else "no clip",
         ]
         text = "  ".join(parts)
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=step, now=text)
+        if not self.bar.disable:
+            self.bar.update(self._task, completed=step, now=text)
             return
         self._last_line = now
         total = f"/{self._total}" if self._total else ""
