@@ -19,6 +19,7 @@ from reelworks.core import machine, units
 from reelworks.core.arrays import Frames
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
+from reelworks.data.catalog.sources import SOURCES
 from reelworks.data.media import decode
 from reelworks.inference.generate import conditions, defaults
 from reelworks.inference.generate.conditions import Conditions
@@ -30,7 +31,7 @@ from reelworks.models.objectives.objectives import PREDICTIONS
 from reelworks.models.objectives.samplers import diffusion, flow
 from reelworks.models.objectives.samplers.flow import Edit
 from reelworks.models.precision.boundary import DtypeBoundary
-from reelworks.training.encoding import conditioning, values
+from reelworks.training.encoding import conditioning
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.recipe import validation
 from reelworks.training.recipe.dataset import RecipeData
@@ -182,7 +183,7 @@ class _Generation:
         self._generator = generator_of(options, device)
         # Sources that are frames are generated with the clip, and cut off.
         as_frames = encoder.conditioning.companions.sources_as_frames
-        self._sources = len(values.sources_in(options.companions)) if as_frames else 0
+        self._sources = sum(name in options.companions for name in SOURCES) if as_frames else 0
         self._of_clip = encoder.autoencoder.geometry.latent(options.shape)
         self._companions = {name: torch.from_numpy(np.array(f))[None] for name, f in options.companions.items()}
         self._prompt = prompt

@@ -121,8 +121,7 @@ def first_frame_latents(encoder: FrozenEncoders, frames_BTHWC: Tensor, num_frame
 def shown_frames(encoder: FrozenEncoders, frames_BTHWC: Tensor) -> list[Tensor]:
     """Return the frames of clips that the network is shown, `[B, 1, H, W, 3]` each; none if it is shown none."""
     shown = encoder.conditioning.shown
-    ends = [] if shown.first is None else [frames_BTHWC[:, :1], *([frames_BTHWC[:, -1:]] if shown.last else [])]
-    return ends
+    return [] if shown.first is None else [frames_BTHWC[:, :1], *([frames_BTHWC[:, -1:]] if shown.last else [])]
 
 
 def seen_by_texts(

@@ -75,7 +75,7 @@ class StoredEntry:
     offset: int
     bytes: int
     dtype: str
-    shape: tuple[int, ...]
+    shape: list[int]
     checksum: str
 
 
@@ -465,9 +465,7 @@ def _rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 def _entry(row: Mapping[str, Any], shard: str) -> StoredEntry:
-    return StoredEntry(
-        row["key"], shard, row["offset"], row["bytes"], row["dtype"], tuple(row["shape"]), row["checksum"]
-    )
+    return StoredEntry(shard=shard, **{field: row[field] for field in _PLACE})
 
 
 def damaged(path: Path, problem: str) -> UserError:

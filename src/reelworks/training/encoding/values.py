@@ -6,7 +6,7 @@ under `CLIP`.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -31,11 +31,6 @@ def frames_for(name: str, seen: tuple[str, ...] = (), parts: tuple[str, ...] | N
     if name in (LATENT, FIRST_FRAME, IMAGE, SOUND):
         return (CLIP,)
     return (CLIP, *parts) if name == CONTROL and parts is not None else (name,)
-
-
-def sources_in(names: Container[str]) -> tuple[str, ...]:
-    """Return the names of sources among `names`, in their order."""
-    return tuple(name for name in SOURCES if name in names)
 
 
 @torch.no_grad()

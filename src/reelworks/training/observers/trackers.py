@@ -44,15 +44,12 @@ class Tracker(Protocol):
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Add the values of curves at a step, counted from 1; several calls for one step add up."""
-        ...
 
     def show(self, step: int, files: Sequence[Path], prompts: Sequence[str]) -> None:
         """Show previews, pictures or clips, with their prompts."""
-        ...
 
     def close(self, *, failed: bool) -> None:
         """End; `failed` tells that training ended with an error."""
-        ...
 
 
 @final
