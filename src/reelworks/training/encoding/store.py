@@ -38,23 +38,12 @@ from reelworks.core.log import logger
 from reelworks.training.encoding.request_key import Wanted, key_words
 
 FORMAT_VERSION = 1
-SCHEMA = pa.schema(
-    [
-        pa.field("key", pa.string(), nullable=False),
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("bytes", pa.int64(), nullable=False),
-        pa.field("dtype", pa.string(), nullable=False),
-        pa.field("shape", pa.list_(pa.int64()), nullable=False),
-        pa.field("checksum", pa.string(), nullable=False),
-        pa.field("kind", pa.string(), nullable=False),
-        pa.field("encoder", pa.string(), nullable=False),
-        pa.field("fingerprint", pa.string(), nullable=False),
-        pa.field("label", pa.string(), nullable=False),
-        pa.field("request", pa.string(), nullable=False),
-    ]
-)
 _WANTED = tuple(field.name for field in fields(Wanted))
 _PLACE = ("key", "offset", "bytes", "dtype", "shape", "checksum")
+_NUMBERS = {"offset": pa.int64(), "bytes": pa.int64(), "shape": pa.list_(pa.int64())}  # all others are texts
+SCHEMA = pa.schema(
+    [pa.field(name, _NUMBERS.get(name, pa.string()), nullable=False) for name in dict.fromkeys((*_PLACE, *_WANTED))]
+)
 _DESCRIPTION = "reelworks"  # key of a shard's header under which its tensors are described
 _COMMIT_BYTES = 256_000_000
 _COMMIT_SECONDS = 30.0
