@@ -16,7 +16,7 @@ from reelworks.data.catalog.sources import SOUNDS, SOURCES
 from reelworks.models.api import TextEmbedding
 from reelworks.training.encoding import conditioning
 from reelworks.training.encoding.conditioning import CLIP
-from reelworks.training.encoding.encoders import FrozenEncoders
+from reelworks.training.encoding.encoders import FrozenEncoders, narrow
 from reelworks.training.encoding.request_key import CONTROL, FIRST_FRAME, IMAGE, LATENT, SOUND, TEXTS
 
 
@@ -63,7 +63,7 @@ def pack(embedding: TextEmbedding) -> Tensor:
     the kept tokens and the pooled embedding.
     """
     tokens_LD, mask_L, pooled_P = (part[0].cpu() for part in embedding)
-    kept, pooled = _narrow(tokens_LD[mask_L].contiguous()), _narrow(pooled_P)
+    kept, pooled = narrow(tokens_LD[mask_L].float().contiguous()), narrow(pooled_P.float())
     sizes = [len(mask_L), len(kept), tokens_LD.shape[1], len(pooled)]
     flags = [int(part.dtype == torch.bfloat16) for part in (kept, pooled)]
     parts = [torch.tensor(sizes + flags, dtype=torch.int64), mask_L, kept, pooled]
@@ -81,12 +81,6 @@ def unpack(packed: Tensor) -> TextEmbedding:
     tokens_LD[mask_L] = packed[first:end].clone().view(dtypes[0]).reshape(kept, width).float()
     pooled_P = packed[end:].clone().view(dtypes[1]).reshape(pooled_width).float()
     return TextEmbedding(tokens_LD[None], mask_L[None].clone(), pooled_P[None])
-
-
-def _narrow(values: Tensor) -> Tensor:
-    """Return the values as bfloat16 if that loses nothing, as in the output of published text encoders."""
-    half = values.bfloat16()
-    return half if torch.equal(half.float(), values) else values.float()
 
 
 def blank(encoder: FrozenEncoders, name: str, shape: Shape) -> Tensor:

@@ -227,14 +227,8 @@ def without_activations(recipe: Recipe, sizes: NetworkSizes, shards: int = 1) ->
 
     Such a rank holds whole weights only while they are in use. A base of few bits is not divided.
     """
-    trained = 4 * sizes.trained_parameters
-    parts = {
-        "base": sizes.base_bytes,
-        "trained": trained,
-        "gradients": trained,
-        "optimizer": sizes.optimizer_bytes,
-        "ema": trained,
-    }
+    parts = dict.fromkeys(("trained", "gradients", "ema"), 4 * sizes.trained_parameters)
+    parts |= {"base": sizes.base_bytes, "optimizer": sizes.optimizer_bytes}
     if shards > 1:
         parts = {name: size // shards for name, size in parts.items()}
         is_divided = recipe.lora is None or recipe.lora.exact_base(recipe.precision.compute) in ("float32", "bfloat16")
