@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.training.encoding.batch_encoder import EncodedBatch
 
 
+@dataclass
 class EncodePrefetcher:
     """Encode the micro-batches of a stream step by step, the next one ahead if `is_ahead`, which is equal on all ranks.
 
@@ -29,24 +31,21 @@ class EncodePrefetcher:
         []
     """
 
-    def __init__(
-        self,
-        batches: Iterator[MicroBatch],
-        encode: Callable[[MicroBatch], EncodedBatch],
-        device: torch.device,
-        *,
-        is_ahead: bool,
-    ) -> None:
-        self._batches, self._encode, self._device, self._is_ahead = batches, encode, device, is_ahead
-        self._stream: Any = None
-        if is_ahead and device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.request: MicroBatchRequest | None = None
-        self._next: MicroBatch | None = None
-        self._encoded: EncodedBatch | None = None
-        self._error: Exception | None = None
-        self._has_warned = False
-        self._waited_seconds = 0.0
+    _batches: Iterator[MicroBatch]
+    _encode: Callable[[MicroBatch], EncodedBatch]
+    _device: torch.device
+    is_ahead: bool = field(kw_only=True)
+    request: MicroBatchRequest | None = None
+    _stream: Any = None
+    _next: MicroBatch | None = None
+    _encoded: EncodedBatch | None = None
+    _error: Exception | None = None
+    _has_warned: bool = False
+    _waited_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.is_ahead and self._device.type == "cuda":
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def batches_of_step(self, mark: Callable[[str], None] = lambda doing: None) -> Iterator[EncodedBatch]:
         """Yield the micro-batches of the next step; `mark` is told what is done, between them too.
@@ -62,7 +61,7 @@ class EncodePrefetcher:
             ends_step = encoded.batch.request.ends_step
             yield encoded
             del encoded
-            if self._is_ahead:
+            if self.is_ahead:
                 mark("preparing the next clips")
                 self._prepare()
 
