@@ -6,7 +6,7 @@ forth, and are told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from reelworks.core import toml
@@ -95,12 +95,10 @@ def _is_idle(table: Any, key: str, rule: str, recipe: Recipe) -> bool:
     return bool(getattr(table, key) != default and not _ACT[rule](table, recipe))
 
 
-def _tables(value: Any, names: list[str]) -> Iterator[Any]:
-    """Yield all tables of a name below a value; none where the recipe switches one off."""
-    if isinstance(value, list):
-        for each in value:
-            yield from _tables(each, names)
-    elif value is not None and names:
-        yield from _tables(getattr(value, names[0]), names[1:])
-    elif value is not None:
-        yield value
+def _tables(recipe: Recipe, names: list[str]) -> list[Any]:
+    """Return all tables of a recipe by a name; none where the recipe switches one off."""
+    found: list[Any] = [recipe]
+    for name in names:
+        inner = [getattr(one, name) for one in found]
+        found = [one for value in inner for one in (value if isinstance(value, list) else [value]) if one is not None]
+    return found
