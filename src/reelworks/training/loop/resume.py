@@ -88,13 +88,9 @@ def _require_alike(world: World, planned: Any) -> None:
 
 
 _OF_TENSORS = ("lora.", "model.", "autoencoder.", "text_encoder.")  # what keys begin with that decide which there are
-# By the beginning of keys: those that give losses another size, and what others mean for what was measured before.
+# What keys begin with that give losses another size, and that decide which clips are held out.
 _OF_THE_LOSS = ("objective.", "autoencoder.", "sound.", "train.loss_reduction")
-_EFFECTS: dict[str | tuple[str, ...], str] = {
-    ("seed", "validation.split", "validation.group"): (
-        "other clips are held out now, some of which may have been trained: the losses of validation cannot be compared"
-    ),
-}
+_OF_THE_SPLIT = ("seed", "validation.split", "validation.group")
 
 
 class OtherStageError(Exception):
@@ -112,8 +108,11 @@ def _resume(started: StartedStage, model: TrainedModel) -> tuple[DataPosition, i
     if request.load is not None:
         changes.append("--load has no effect: the run resumes from its own checkpoint")
     keys: Any = run.world.broadcast(diff.keys_of_recipes(run.folder, step, data.recipe) if run.world.is_main else None)
-    if data.recipe.validation.split or "validation.split" in keys:
-        changes += [line for changed, line in _EFFECTS.items() if any(key.startswith(changed) for key in keys)]
+    holds_out = data.recipe.validation.split or "validation.split" in keys
+    if holds_out and any(key.startswith(_OF_THE_SPLIT) for key in keys):
+        changes.append(
+            "other clips are held out now, some of which may have been trained: the losses of validation cannot be compared"
+        )
     if data.recipe.lora is None and "model.weights" in keys:
         changes.append("model.weights has no effect on the trained weights: the run resumes from its own checkpoint")
     if any(key.startswith(_OF_THE_LOSS) for key in keys):
