@@ -21,6 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for_any
 from queue import SimpleQueue
@@ -75,9 +76,13 @@ class WorkerPool:
 
     Args:
         threads: Calls that a process runs at once.
+
+    Raises:
+        UserError: This process can start none.
     """
 
     def __init__(self, threads: int = 1) -> None:
+        _require_startable()
         self.threads = threads
         self._pid = os.getpid()
         self._idle: list[_Channel] = []
@@ -108,7 +113,8 @@ class WorkerPool:
             WorkerDied: The process ended during the call, or the pool is closed.
             WorkerStopped: The process was killed because of another of its calls.
             WorkerHung: The call took longer than `timeout_seconds`.
-            UserError: Processes fail as they start, as below a script without `if __name__ == "__main__":`.
+            UserError: Processes cannot load what they are sent, as a function of a notebook, or fail as they start, as below a
+                script without `if __name__ == "__main__":`.
         """
         channel = self._take(alone)
         usable = False
@@ -118,6 +124,14 @@ class WorkerPool:
         finally:
             self._give_back(channel, usable and not alone)
         if isinstance(result, _Raised):
+            if result.is_unread:
+                raise UserError(
+                    f"a worker process cannot load what it is to run: {result.error}",
+                    code="worker-cannot-load",
+                    field="data.num_workers",
+                    remedy="define each function and class that you pass in a module that can be imported, not in a notebook or "
+                    "an interactive session; or set num_workers = 0",
+                ) from result.error
             raise result.error
         return result
 
@@ -190,9 +204,24 @@ class WorkerPool:
             self._changed.notify_all()
 
 
+def _require_startable() -> None:
+    """Refuse a process from which none can be spawned, before it tries and fails."""
+    script = spawn.get_preparation_data("worker").get("init_main_from_path")
+    if multiprocessing.current_process().daemon:
+        problem = "this is a daemonic process, which may start none"
+        remedy = "start it with daemon=False, or set num_workers = 0"
+    elif script is not None and not os.path.exists(script):
+        problem = f"each worker process imports your script, and {script} is no file"
+        remedy = "save your script as a file, or set num_workers = 0"
+    else:
+        return
+    raise UserError(problem, code="workers-impossible", field="data.num_workers", remedy=remedy)
+
+
 @dataclass(frozen=True)
 class _Raised:
     error: Exception
+    is_unread: bool = False  # by what unpickles the call, which was not made
 
 
 class _Process:
@@ -258,7 +287,7 @@ class _Channel:
         try:
             file = None if into is None else into.memory.file
             place = None if into is None or file is None else (into.offset, into.array.nbytes)
-            self.connection.send((function, value, place))
+            self.connection.send((pickle.dumps((function, value)), place))
             if file is not None:
                 with socket.socket(fileno=os.dup(self.connection.fileno())) as pipe:
                     socket.send_fds(pipe, [b"\0"], [file])
@@ -356,14 +385,17 @@ def _serve(connections: list[Connection]) -> None:
 
 
 def _serve_calls(connection: Connection) -> None:
-    with suppress(EOFError, ConnectionError):
+    # However it ends, its pipe is closed: the other threads keep the process alive, and nobody may wait for this one.
+    with connection, suppress(EOFError, ConnectionError):
         connection.send(None)
         while True:
-            function, value, place = connection.recv()
+            data, place = connection.recv()
             file = None if place is None else _receive_file(connection)
             try:
+                call = _result(pickle.loads, data)
                 connection.send(None)
-                _send(connection, _result(function, value), file, place)
+                result = _Raised(call.error, is_unread=True) if isinstance(call, _Raised) else _result(*call)
+                _send(connection, result, file, place)
             finally:
                 if file is not None:
                     os.close(file)
@@ -388,7 +420,12 @@ def _receive_file(connection: Connection) -> int:
 def _send(connection: Connection, message: object, file: int | None, place: tuple[int, int] | None) -> None:
     """Send an object: its pickle and the sizes of its arrays; the arrays go to shared memory or follow, without a copy."""
     arrays: list[pickle.PickleBuffer] = []
-    data = pickle.dumps(message, protocol=5, buffer_callback=arrays.append)
+    try:
+        data = pickle.dumps(message, protocol=5, buffer_callback=arrays.append)
+    except Exception as error:  # anything may be raised by what is pickled
+        error.add_note(f"In a worker process, which sends {message!r:.500}")
+        arrays.clear()
+        data = pickle.dumps(_Raised(error), protocol=5)
     raw = [array.raw() for array in arrays]
     sizes = [view.nbytes for view in raw]
     is_shared = file is not None and place is not None and sum(sizes) <= place[1]

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import worker_calls
+from refused import refused
 
 from reelworks.core import system
 from reelworks.core.worker_pool import ThreadCalls, WorkerDied, WorkerHung, WorkerPool, WorkerStopped
@@ -81,7 +82,38 @@ def test_a_call_that_takes_too_long_is_ended(pool: WorkerPool, tmp_path: Path) -
 
 
 def test_the_time_until_a_call_begins_does_not_count(pool: WorkerPool) -> None:
-    assert pool.call(worker_calls.is_none, worker_calls.SlowToArrive(1.0), timeout_seconds=0.5)
+    """As of a function whose modules are imported first."""
+    slow = worker_calls.MadeBy(time.sleep, (1.0,))
+    assert pool.call(worker_calls.is_none, slow, timeout_seconds=0.5)
+
+
+def test_what_a_process_cannot_read_or_send_is_an_error_of_that_call_and_it_serves_on(pool: WorkerPool) -> None:
+    assert pool.call(worker_calls.double, 1) == 2
+    (process,) = multiprocessing.active_children()
+    with refused("worker-cannot-load", "data.num_workers", says="invalid literal for int.*'no number'"):
+        pool.call(worker_calls.double, worker_calls.MadeBy(int, ("no number",)))
+    for function in (worker_calls.lock, worker_calls.raise_lock):
+        with pytest.raises(TypeError, match="cannot pickle .*lock") as caught:
+            pool.call(function, 0)
+        assert "sends" in caught.value.__notes__[0]
+    assert pool.call(worker_calls.double, 2) == 4
+    assert multiprocessing.active_children() == [process]
+
+
+def test_nobody_waits_for_a_thread_of_a_process_that_has_ended_while_others_run(tmp_path: Path) -> None:
+    """As if a module that is imported for a call leaves."""
+    pool = WorkerPool(threads=2)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            beside = threads.submit(pool.call, worker_calls.process_id, tmp_path / "begun")
+            while not multiprocessing.active_children():
+                time.sleep(0.01)
+            with pytest.raises(WorkerDied):
+                pool.call(worker_calls.is_none, worker_calls.MadeBy(sys.exit))
+            with pytest.raises(WorkerDied):  # as its process is ended, of which a thread is lost
+                beside.result()
+    finally:
+        pool.close()
 
 
 def test_a_process_runs_several_calls_and_only_the_one_that_hangs_is_to_blame(tmp_path: Path) -> None:
@@ -196,6 +228,32 @@ def test_a_program_that_forgets_to_close_its_pool_ends(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=300, encoding="utf-8")
     assert (done.stdout, done.stderr, done.returncode) == ("120\n", "", 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"), [("-c", "Can't get attribute 'double'"), ("-", "<stdin> is no file")], ids=["command", "stdin"]
+)
+def test_a_program_that_processes_cannot_import_is_told_what_they_lack_and_ends(given: str, told: str) -> None:
+    """A function of a notebook is one of a program without a file, too."""
+    program = (
+        "from reelworks.core.worker_pool import WorkerPool\n"
+        "def double(value): return 2 * value\n"
+        "WorkerPool(threads=2).call(double, 2)\n"
+    )
+    command = [sys.executable, given, *([program] if given == "-c" else [])]
+    done = subprocess.run(command, input=program, capture_output=True, text=True, timeout=100, encoding="utf-8")
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") <= 2  # one in the process, and the one that it is the cause of
+    assert "num_workers = 0" in done.stderr
+    assert told in done.stderr
+
+
+def test_a_daemonic_process_which_may_start_none_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    with pytest.raises(AssertionError, match="daemonic"):
+        multiprocessing.get_context("spawn").Process().start()
+    with refused("workers-impossible", "data.num_workers", says="daemon=False, or set num_workers = 0"):
+        WorkerPool()
 
 
 def test_a_script_without_its_guard_is_told_so_and_not_run_again_and_again(tmp_path):

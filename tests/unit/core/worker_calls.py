@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,13 +43,24 @@ def hang(begun: Path) -> None:
 
 
 @dataclass(frozen=True)
-class SlowToArrive:
-    """A value that takes some time to unpickle, as a function does whose modules are imported first."""
+class MadeBy:
+    """A value that is unpickled by a call."""
 
-    seconds: float
+    function: Callable[..., object]
+    arguments: tuple[object, ...] = ()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return time.sleep, (self.seconds,)
+        return self.function, self.arguments
+
+
+def lock(_: object) -> object:
+    """Return what cannot be pickled."""
+    return threading.Lock()
+
+
+def raise_lock(_: object) -> None:
+    """Raise what cannot be pickled."""
+    raise ValueError(threading.Lock())
 
 
 def is_none(value: object) -> bool:

@@ -76,11 +76,13 @@ class Loader(IterableDataset[Step]):
             numbers depend on the micro-batch alone, as those of `numpy.random.default_rng([m.request.epoch, *m.uids])`.
         decoder: Function of a video's local path and the numbers of frames in it, which returns them as uint8 RGB
             `[T, H, W, 3]`, upright and in SDR; they are resized and cropped here. None decodes with PyAV. With
-            `num_workers`, or if the loader is pickled, it must be picklable: defined at the top of a module.
+            `num_workers`, or if the loader is pickled, it must be picklable: defined at the top of a module that can be imported,
+            not in a notebook.
 
     Raises:
         UserError: The rank is not below the number of ranks, or no clip fits a bucket. While iterating: too many clips
-            could not be decoded, or their storage gave none for ten minutes; the loader then stands before the step.
+            could not be decoded, or their storage gave none for ten minutes, or this process can start none of `num_workers`;
+            the loader then stands before the step.
 
     Examples:
         >>> import reelworks as rw
