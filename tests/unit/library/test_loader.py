@@ -147,6 +147,20 @@ def test_a_step_is_iterated_once_however_far(footage: Path) -> None:
         list(step)
 
 
+def test_only_an_iteration_takes_steps_and_micro_batches(footage: Path) -> None:
+    """Other questions, which Python answers by iterating, would count clips that nobody saw as trained, or as skipped."""
+    loader = rw.Loader(dataset_of(footage), micro_batches_per_step=2)
+    step = next(iter(loader))
+    before = loader.state_dict()
+    for unasked in (step, loader):
+        with pytest.raises(TypeError, match="not a container"):
+            "labels" in unasked  # noqa: B015
+    with pytest.raises(TypeError):
+        reversed(step)
+    assert loader.state_dict() == before
+    assert len(list(step)) == 2
+
+
 def test_a_broken_loop_goes_on_behind_the_step_that_it_saw(footage: Path) -> None:
     loader = rw.Loader(dataset_of(footage))
     found = epoch_of([loader], steps=3)

@@ -93,6 +93,8 @@ class Loader(IterableDataset[Step]):
         (12, 0, True)
     """
 
+    __contains__ = None  # `in` raises TypeError, where it would pass over all steps of the epoch
+
     @checked(
         dataset=arguments.a(Dataset),
         micro_batches_per_step=arguments.optional(arguments.whole(1)),

@@ -61,6 +61,8 @@ class Step:
         (Step(1, epoch 0, 6 of 6 clips valid), 1.0)
     """
 
+    __contains__ = None  # `in` raises TypeError, where it would iterate, and count the clips as trained
+
     def __init__(
         self,
         number: int,
