@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for_any
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -210,7 +211,7 @@ def _require_startable() -> None:
     if multiprocessing.current_process().daemon:
         problem = "this is a daemonic process, which may start none"
         remedy = "start it with daemon=False, or set num_workers = 0"
-    elif script is not None and not os.path.exists(script):
+    elif script is not None and not Path(script).exists():
         problem = f"each worker process imports your script, and {script} is no file"
         remedy = "save your script as a file, or set num_workers = 0"
     else:

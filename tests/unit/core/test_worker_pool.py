@@ -93,7 +93,7 @@ def test_what_a_process_cannot_read_or_send_is_an_error_of_that_call_and_it_serv
     with refused("worker-cannot-load", "data.num_workers", says="invalid literal for int.*'no number'"):
         pool.call(worker_calls.double, worker_calls.MadeBy(int, ("no number",)))
     for function in (worker_calls.lock, worker_calls.raise_lock):
-        with pytest.raises(TypeError, match="cannot pickle .*lock") as caught:
+        with pytest.raises(TypeError, match=r"cannot pickle .*lock") as caught:
             pool.call(function, 0)
         assert "sends" in caught.value.__notes__[0]
     assert pool.call(worker_calls.double, 2) == 4

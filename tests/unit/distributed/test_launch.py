@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -38,4 +39,32 @@ def test_the_code_is_that_of_the_first_to_fail(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(launch, "_GRACE_SECONDS", 0.05)
     monkeypatch.setattr(launch.system, "handle_stops", lambda _: None)
     assert launch.launch(len(ends), []) == code
+    assert None not in [rank.poll() for rank in started]
+
+
+@pytest.mark.skipif(system.WINDOWS, reason="signals end processes there")
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 128 + signal.SIGINT)],
+)
+def test_what_asks_to_end_while_ranks_start_is_a_stop(monkeypatch: pytest.MonkeyPatch, number: int, code: int) -> None:
+    """They cannot handle it yet. At Ctrl-C, one that has begun nothing leaves with a code of its own."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(rank: int, *_: object) -> subprocess.Popen[bytes]:
+        started.append(
+            subprocess.Popen([sys.executable, "-c", f"import signal; signal.signal(2, signal.SIG_DFL); {SLEEPS}"])
+        )
+        if rank == 0:
+            signal.raise_signal(number)
+        return started[-1]
+
+    monkeypatch.setattr(launch, "_start", start)
+    monkeypatch.setattr(launch, "_GRACE_SECONDS", 0.05)
+    former = {each: signal.getsignal(each) for each in system.STOPS}
+    try:
+        assert launch.launch(2, []) == code
+    finally:
+        for each, handler in former.items():
+            signal.signal(each, handler)
     assert None not in [rank.poll() for rank in started]

@@ -7,11 +7,11 @@ and code 2, and a run that saved on a signal exits with the code on which a sche
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-from types import FrameType
 
 from reelworks.core import machine, system, terminal
 
@@ -27,29 +27,28 @@ _POLL_SECONDS = 0.05
 def launch(processes: int, arguments: list[str]) -> int:
     """Start ranks of `python -m reelworks` and wait for all of them.
 
-    Signals that ask to end are forwarded to every rank. When a rank fails, the others are killed; ranks that saved on a signal
-    exit by themselves.
+    Signals that ask to end are forwarded to every rank. When a rank fails, the others are killed; ranks that saved on a signal,
+    or were ended by it as they started, leave the others to exit by themselves.
 
     Returns:
-        The exit code of the rank that failed first; 0 if none failed.
+        The exit code of the rank that failed first; if none failed, `EXIT_REQUEUE` after such a signal, else 0.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    asked: list[int] = []
+    system.handle_stops(lambda number, _frame: asked.append(number))
     ranks = [_start(rank, processes, port, arguments) for rank in range(processes)]
-
-    forwarded: list[int] = []
-
-    def forward(number: int, _frame: FrameType | None) -> None:
-        forwarded.append(number)
-        for rank in ranks:
-            if rank.poll() is None:
-                system.pass_on(rank, number)
-
-    system.handle_stops(forward)
-    first = 0
+    first, forwarded, no_failures = 0, 0, {None, 0, EXIT_REQUEUE}
     while None in [rank.poll() for rank in ranks]:  # each is asked, also behind one that still runs
-        failed = [rank.returncode for rank in ranks if rank.returncode not in (None, 0, EXIT_REQUEUE)]
+        for number in asked[forwarded:]:
+            forwarded += 1
+            for rank in ranks:
+                if rank.poll() is None:
+                    system.pass_on(rank, number)
+            if number != signal.SIGINT:  # at which one that has begun nothing ends with the code of Ctrl-C
+                no_failures |= {-number, system.ENDED}  # it came before the rank could handle it
+        failed = [rank.returncode for rank in ranks if rank.returncode not in no_failures]
         if failed:
             first = failed[0]
             by = system.what_ended(first)
@@ -68,7 +67,8 @@ def launch(processes: int, arguments: list[str]) -> int:
                 rank.wait()
         time.sleep(_POLL_SECONDS)
     codes = [first, *(rank.returncode for rank in ranks)]
-    return next((system.exit_code(code) for code in codes if code), 0)
+    by_itself = EXIT_REQUEUE if any(codes) else 0
+    return next((system.exit_code(code) for code in codes if code not in no_failures), by_itself)
 
 
 def _start(rank: int, processes: int, port: int, arguments: list[str]) -> subprocess.Popen[bytes]:
