@@ -43,6 +43,23 @@ with lock.hold(Path(sys.argv[1])) as held:
         except lock.LockLost:
             print("lost", flush=True)
 """
+# Holds; a fork that leaves the block, and one that lives on, whose id is printed.
+_FORK = """
+import os, sys, time
+from pathlib import Path
+from reelworks.data.run import lock
+with lock.hold(Path(sys.argv[1])) as held:
+    if os.fork() == 0:
+        try:
+            held.check()
+        except lock.LockLost:
+            sys.exit(7)
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+    if (fork := os.fork()) == 0:
+        time.sleep(60)
+    print(fork, flush=True)
+    sys.stdin.read()
+"""
 Process = subprocess.Popen[str]
 
 
@@ -130,6 +147,31 @@ def test_a_killed_holder_leaves_the_lock_to_the_next_at_once(tmp_path: Path) -> 
         first.kill()
     with lock.hold(path) as held:
         held.check()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_forks_have_no_part_in_a_lock(tmp_path: Path) -> None:
+    """One that ends before its parent leaves the lock, and who holds it; one that ends later does not keep it."""
+    path = tmp_path / ".lock"
+    command = [sys.executable, "-c", _FORK, str(path)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "7\n"
+        fork = psutil.Process(int(process.stdout.readline()))
+        try:
+            owner = lock.holder(path)
+            assert owner is not None
+            assert owner.process.pid == process.pid
+            process.kill()
+            process.wait()
+            with lock.hold(path) as held:
+                held.check()
+            assert fork.is_running()
+        finally:
+            fork.kill()
+            process.kill()
 
 
 def test_what_a_killed_holder_has_left_in_the_file_hides_nobody(tmp_path: Path) -> None:

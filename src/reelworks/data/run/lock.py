@@ -1,7 +1,7 @@
 """Allow one writer per folder: one training per run, one scan per catalog.
 
 Uses the kernel's file lock where the file system supports it: it ends with its process, however that dies, and no
-process id has to be trusted. Elsewhere a heartbeat file is used (`data.run.heartbeat`), which a process that is stopped
+process id has to be trusted. Forks of the process have no part in it. Elsewhere a heartbeat file is used (`data.run.heartbeat`), which a process that is stopped
 for long can lose; so call `LockHandle.check` before publishing anything.
 """
 
@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import socket
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 
 from reelworks.core import system
@@ -23,7 +25,18 @@ from reelworks.data.run.process import Process
 _FREE_BY_HAND = "wait for it, stop it with SIGTERM, on Windows Ctrl-C (it saves and leaves), or choose another --output"
 _MOST_CHARACTERS = 4096
 _ATTEMPTS, _PROBE_SECONDS = 20, 0.02  # somebody may look at this moment whether the lock is held
+# Of this process. A lock is of an open file, which a fork would otherwise keep open after its parent's end.
+_files = weakref.WeakSet[FileIO]()
 _UNKNOWN = LockOwner(Process(0, "", 0), socket.gethostname(), 0.0, "")  # the disk was full when it took the lock
+
+
+def _close_files() -> None:
+    for file in _files:
+        file.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_files)
 
 
 class LockLost(UserError):  # noqa: N818
@@ -157,7 +170,8 @@ def _take(path: Path, stack: ExitStack) -> Callable[[], bool]:
 @contextmanager
 def _locked(path: Path, me: LockOwner) -> Iterator[Callable[[], bool]]:
     """Hold the kernel's lock on a file, and write the holder into it."""
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | system.OWN_FILE, 0o666), "r+b") as f:
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | system.OWN_FILE, 0o666), "r+b", buffering=0) as f:
+        _files.add(f)
         for attempt in range(_ATTEMPTS):
             try:
                 system.lock(f.fileno())
@@ -171,9 +185,10 @@ def _locked(path: Path, me: LockOwner) -> Iterator[Callable[[], bool]]:
         with suppress(OSError):
             os.write(f.fileno(), me.to_json().encode())
         try:
-            yield lambda: _is_file(path, f.fileno())
+            yield lambda: not f.closed and _is_file(path, f.fileno())
         finally:
-            f.truncate(0)
+            if not f.closed:
+                f.truncate(0)
 
 
 def _is_file(path: Path, fd: int) -> bool:
