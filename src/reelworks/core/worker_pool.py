@@ -233,6 +233,7 @@ class _Process:
         pipes = [context.Pipe() for _ in range(threads)]
         self._process = context.Process(target=_serve, args=([theirs for _, theirs in pipes],), daemon=True)
         self._process.start()
+        self.sentinel = self._process.sentinel  # what `multiprocessing.connection.wait` takes to wait for its end
         self._lock = threading.Lock()  # a process can be waited for by one thread at a time
         self.is_ended = False  # or about to be
         self.has_hung = False
@@ -245,11 +246,6 @@ class _Process:
         """Whether it ended by an error, and not by a signal or as it should."""
         code = self._process.exitcode or 0
         return code > 0 and system.what_ended(code) is None
-
-    @property
-    def sentinel(self) -> int:
-        """Return what `multiprocessing.connection.wait` takes to wait for its end."""
-        return self._process.sentinel
 
     def kill(self) -> None:
         self._process.kill()
@@ -429,11 +425,11 @@ def _send(connection: Connection, message: object, file: int | None, place: tupl
         data = pickle.dumps(_Raised(error), protocol=5)
     raw = [array.raw() for array in arrays]
     sizes = [view.nbytes for view in raw]
-    is_shared = file is not None and place is not None and sum(sizes) <= place[1]
-    if is_shared and file is not None and place is not None:
+    if file is not None and place is not None and sum(sizes) <= place[1]:
         shared_array.write(file, place[0], raw)
-    connection.send((data, sizes, is_shared))
-    for view in [] if is_shared else raw:
+        raw = []
+    connection.send((data, sizes, not raw))
+    for view in raw:
         for start in range(0, view.nbytes, _MOST_AT_ONCE):
             connection.send_bytes(view[start : start + _MOST_AT_ONCE])
 

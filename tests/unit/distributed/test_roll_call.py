@@ -14,12 +14,39 @@ import pytest
 import torch.distributed as dist
 from refused import refused
 from torch.distributed import TCPStore
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from reelworks.core import system
 from reelworks.core.errors import UserError
 from reelworks.data.distributed import collectives, mesh, roll_call
 
 Outcome = bytes | UserError
+
+
+@pytest.mark.parametrize(("others", "ranks", "offload"), [(2, 1, False), (2, 2, False), (1, 2, False), (1, 1, True)])
+def test_a_process_group_of_the_caller_is_refused_before_anything_is_done(
+    monkeypatch: pytest.MonkeyPatch, others: int, ranks: int, offload: bool
+) -> None:
+    """As that of Accelerate or Ray, which is there before a training begins."""
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=others)
+    try:
+        with refused(
+            "process-group-exists", "torch.distributed", says=f"group of {others} already.*destroy_process_group"
+        ):
+            mesh.join(offload=offload).__enter__()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_process_alone_needs_no_group_and_may_have_one() -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        with mesh.join() as world:
+            assert (world.size, world.watch) == (1, None)
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.fixture

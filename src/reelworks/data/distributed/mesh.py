@@ -161,7 +161,7 @@ def join(
     `facts` returns values that must be equal on all ranks; it is not called for one process.
 
     Raises:
-        UserError: On every rank, if a rank does not arrive, or has other facts.
+        UserError: On every rank, if a rank does not arrive, has other facts, or is in a process group already.
     """
     limits = parallel or ParallelConfig()
     size = launcher.number("WORLD_SIZE")
@@ -179,6 +179,14 @@ def join(
             remedy="train with one process, or set REELWORKS_DEVICE=cpu",
         )
     limits.data_ranks(size)
+    if collectives.is_distributed() and (offload or max(size, collectives.world_size()) > 1):
+        raise UserError(
+            f"there is a process group of {collectives.world_size()} already, and ranks need one of their own backends and limits",
+            code="process-group-exists",
+            field="torch.distributed",
+            remedy="call torch.distributed.destroy_process_group() before; ranks find each other by RANK, WORLD_SIZE, MASTER_ADDR "
+            "and MASTER_PORT",
+        )
     if size == 1 and not offload:
         yield World(0, 1, device)
         return

@@ -52,6 +52,7 @@ class Step:
         planned: Clips that were to count in the step's loss, over all ranks.
         valid: Clips that count, over all ranks: the planned ones without those that could not be decoded.
         failures: This rank's clips that could not be decoded, each with path, uid and reason.
+        has_begun: Whether its micro-batches were asked for.
 
     Examples:
         >>> import reelworks as rw
@@ -75,14 +76,14 @@ class Step:
         self.number, self.epoch = number, epoch
         self.planned, self.valid, self.failures = clips.planned, clips.valid, failures
         self._micro_batches, self._on_end = micro_batches, on_end
-        self._has_begun = False
+        self.has_begun = False
         self._closed = ""
 
     def __repr__(self) -> str:
         return f"Step({self.number}, epoch {self.epoch}, {self.valid} of {self.planned} clips valid)"
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        if closed := self._closed or ("are being iterated already" if self._has_begun else ""):
+        if closed := self._closed or ("are being iterated already" if self.has_begun else ""):
             raise UserError(
                 f"its micro-batches {closed}",
                 code="step-is-over",
@@ -90,7 +91,7 @@ class Step:
                 value=self.number,
                 remedy="iterate each step once, before the next one; to use its micro-batches twice, keep list(step)",
             )
-        self._has_begun = True
+        self.has_begun = True
         return self._iterate()
 
     def _iterate(self) -> Iterator[MicroBatch]:
@@ -99,11 +100,6 @@ class Step:
         if not self._closed:
             self._closed = "were iterated already"
             self._on_end()
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether its micro-batches were asked for."""
-        return self._has_begun
 
     def drop_rest(self) -> None:
         """Drop the micro-batches that were not iterated."""

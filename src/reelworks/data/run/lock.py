@@ -136,17 +136,10 @@ def ask_holder(path: Path) -> bool:
 def _is_locked(path: Path) -> bool:
     """Return whether a process holds the kernel's lock on a file, on this machine or another."""
     try:
-        fd = os.open(path, os.O_RDONLY | system.OWN_FILE)
-    except OSError:
-        return False
-    try:
-        system.lock(fd, shared=True)  # for a moment that whoever takes the lock waits for
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
+        with os.fdopen(os.open(path, os.O_RDONLY | system.OWN_FILE)) as f:
+            system.lock(f.fileno(), shared=True)  # for a moment that whoever takes the lock waits for
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False
 
 
