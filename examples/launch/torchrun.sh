@@ -10,6 +10,10 @@ set -euo pipefail
 # Without it, machines that join later are not told where rank 0 is (torch 2.13).
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
+# Signals that training saves at, and that torchrun does not pass on by itself: SIGUSR1, SIGUSR2 and SIGXCPU would end it, and
+# all steps since the last save would be lost. As its option --signals-to-handle.
+export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2,SIGXCPU
+
 exec torchrun \
     --nnodes "${NNODES:-1:4}" \
     --nproc-per-node "${GPUS:-gpu}" \

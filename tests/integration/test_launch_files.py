@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import socket
 import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ import pytest
 import yaml
 
 from reelworks.commands.main import app
+from reelworks.core import system
 
 FOLDER = Path(__file__).parents[2] / "examples" / "launch"
 SHELL = ("torchrun.sh", "slurm.sbatch")
@@ -82,6 +87,42 @@ def test_slurm_gives_each_rank_its_cores_and_its_place_and_queues_one_again_that
     world = job["NTASKS"]
     assert ranks == [f"{rank} {rank % tasks} {world} {cores if given else 1} 2" for rank in range(int(world))]
     assert ("requeue" in (tmp_path / "asked").read_text(encoding="utf-8")) == (code == 75)
+
+
+# A training that says which signal has come.
+TRAINING = """
+import signal, sys, time
+from pathlib import Path
+for number in map(int, sys.argv[2:]):
+    signal.signal(number, lambda number, _: sys.exit(Path("came").write_text(str(number))))
+Path("begun").touch()
+time.sleep(200)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", system.STOPS)
+def test_torchrun_passes_each_signal_on_that_a_training_saves_at(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "reelworks").mkdir()
+    (tmp_path / "reelworks" / "__init__.py").touch()
+    (tmp_path / "reelworks" / "__main__.py").write_text(TRAINING, encoding="utf-8")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        head = f"127.0.0.1:{free.getsockname()[1]}"
+    environment = os.environ | {"HEAD": head, "NNODES": "1", "GPUS": "1"}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = ["bash", str(FOLDER / "torchrun.sh"), *(str(int(each)) for each in system.STOPS)]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL) as torchrun:
+        try:
+            until = time.monotonic() + 100
+            while not (tmp_path / "begun").exists():
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            torchrun.send_signal(number)
+            torchrun.wait(100)
+        finally:
+            torchrun.kill()
+    assert (tmp_path / "came").read_text(encoding="utf-8") == str(int(number))
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
