@@ -181,7 +181,7 @@ def join(
     limits.data_ranks(size)
     if collectives.is_distributed() and (offload or max(size, collectives.world_size()) > 1):
         raise UserError(
-            f"there is a process group of {collectives.world_size()} already, and ranks need one of their own backends and limits",
+            f"there is a process group of {collectives.world_size()} already, and ranks make one with other backends and limits",
             code="process-group-exists",
             field="torch.distributed",
             remedy="call torch.distributed.destroy_process_group() before; ranks find each other by RANK, WORLD_SIZE, MASTER_ADDR "

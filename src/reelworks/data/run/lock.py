@@ -1,8 +1,8 @@
 """Allow one writer per folder: one training per run, one scan per catalog.
 
 Uses the kernel's file lock where the file system supports it: it ends with its process, however that dies, and no
-process id has to be trusted. Forks of the process have no part in it. Elsewhere a heartbeat file is used (`data.run.heartbeat`), which a process that is stopped
-for long can lose; so call `LockHandle.check` before publishing anything.
+process id has to be trusted. A fork of the process has no part in it. Elsewhere a heartbeat file is used
+(`data.run.heartbeat`), which a process that is stopped for long can lose; so call `LockHandle.check` before publishing anything.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ def train(
 ) -> int:
     """Train a recipe; the same call again resumes.
 
-    Under torchrun each process calls it and joins the others, in a process group that it makes and destroys. Lines about its progress go to the logger `reelworks`, and
-    are printed where that has no handler.
+    Under torchrun each process calls it and joins the others, in a process group that it makes and destroys. Lines
+    about its progress go to the logger `reelworks`, and are printed where that has no handler.
 
     Args:
         recipe: The recipe, or its TOML file.
