@@ -71,6 +71,8 @@ def unwritable(field: str, path: Path | None, error: OSError) -> UserError:
         reason, remedy = f"{reason}{_lack(path)}", "free space on its disk or raise the quota, or name another place"
     elif error.errno == errno.EIO:
         remedy = "see to the disk, or name a place on another one"
+    elif error.errno in (errno.EMFILE, errno.ENFILE):
+        remedy = "let more files be open at once, as `ulimit -n 4096` does for a shell"
     return UserError(
         f"this cannot be written ({reason})",
         code="file-unwritable",

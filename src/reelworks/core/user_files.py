@@ -25,6 +25,7 @@ CAPTION = 1 << 20
 SETTINGS = 4 << 20  # a recipe or config
 TABLE = 1 << 28  # JSON, prompts, and exclude lists
 LIST = 4 << 30  # lists of clips, in CSV, Parquet or JSON lines
+_PIECE = 1 << 20
 
 _KINDS = (
     (stat.S_ISDIR, errno.EISDIR, "a folder"),
@@ -84,9 +85,18 @@ def read_bytes(path: Path, most: int) -> bytes:
     """Read a file of at most so many bytes."""
     with opened(path) as file:
         require_size(path, os.fstat(file.fileno()).st_size, most)
-        data: bytes = file.read(most + 1)  # it may grow meanwhile, and files of /proc state no size
-    require_size(path, len(data), most)
-    return data
+        return read_open(file, path, most)  # it may grow meanwhile, and files of /proc state no size
+
+
+def read_open(file: Any, path: object, most: int) -> bytes:
+    """Read an open file, which may be unpacked meanwhile, of at most so many bytes; a read of all would make room for `most`."""
+    pieces: list[bytes] = []
+    size = 0
+    while piece := file.read(_PIECE):
+        size += len(piece)
+        require_size(path, size, most)
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 def read_text(path: Path, most: int, *, encoding: str = "utf-8", errors: str = "strict") -> str:

@@ -7,6 +7,8 @@ import gzip
 import json
 import re
 import shutil
+import tracemalloc
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +27,12 @@ from reelworks.core.shape import Shape
 from reelworks.core.system import WINDOWS
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.query import captions, filters
-from reelworks.data.catalog.scan import lists
+from reelworks.data.catalog.scan import list_files, list_tables, lists
 from reelworks.data.catalog.scan.scan import ScanResult, scan_sources
 from reelworks.data.catalog.scan.update import uids_of
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.store import Catalog
-from reelworks.data.media import probe
+from reelworks.data.media import formats, probe
 from reelworks.data.media.decode import MediaError, Request, load
 
 Row = dict[str, Any]
@@ -149,6 +151,27 @@ def test_whether_a_list_is_packed_its_content_tells(name: str, folder: Path) -> 
     file.write_bytes(gzip.compress(plain)[:-9])
     with refused("list-unreadable"):
         scanned(file)
+
+
+def test_a_small_packed_list_is_read_in_little_memory(folder: Path) -> None:
+    file = folder / "meta.csv.gz"
+    file.write_bytes(gzip.compress(write(folder / "meta.csv", FULL).read_bytes()))
+    tracemalloc.start()
+    list_tables.read(file)
+    assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    tracemalloc.stop()
+
+
+def test_the_cause_of_each_missing_file_is_looked_up_and_not_searched(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, kind_of = Counter[str](), formats.kind_of
+    monkeypatch.setattr(formats, "kind_of", lambda path: asked.update([path]) or kind_of(path))
+    for number in range(200):
+        (folder / f"{number}.png").touch()
+    files = list_files.look_up(Source.from_path(folder), [f"{number}.jpg" for number in range(200)], captions=False)
+    assert [file.problem for file in files] == [f"no such file: its folder has {number}.png" for number in range(200)]
+    assert max(asked.values()) < 10
 
 
 def test_below_the_root_that_is_proposed_all_files_are_found(folder: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from reelworks.core.errors import UserError
 from reelworks.core.file_cache import FileCache
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.scan.scan import scan_sources
+from reelworks.data.run import lock
 from reelworks.training.observers import trackers
 from reelworks.training.observers.trackers import TensorBoard
 
@@ -135,3 +136,18 @@ def test_no_inodes_left_is_told_as_that(tmp_path: Path) -> None:
         refused("file-unwritable", "--out", says="no inodes left"),
     ):
         files.write_for("--out", place / "a.json", b"{}")
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.ENOSPC, "free space"), (errno.EMFILE, "let more files be open"), (errno.EACCES, "permissions")],
+)
+def test_a_folder_that_cannot_be_locked_names_what_the_system_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(lock.os, "open", refuse)
+    with refused("file-unwritable", "output", says=remedy), lock.hold(tmp_path / "run" / "lock"):
+        pass

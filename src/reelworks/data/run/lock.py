@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
-from reelworks.core import system
+from reelworks.core import files, system
 from reelworks.core.errors import UserError
 from reelworks.data.run import heartbeat
 from reelworks.data.run.heartbeat import LockedError, LockOwner
@@ -96,14 +96,7 @@ def hold(
                 remedy=remedy,
             ) from error
         except OSError as error:
-            option = " with --output DIR" if field == "output" else ""
-            raise UserError(
-                f"the folder cannot be written ({error.strerror})",
-                code="file-unwritable",
-                field=field,
-                value=str(path.parent),
-                remedy=f"choose a folder you may write to{option}, or fix its permissions",
-            ) from error
+            raise files.unwritable(field, path.parent, error) from error
         yield LockHandle(path, doing, field, is_ours)
 
 

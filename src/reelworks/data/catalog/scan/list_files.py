@@ -90,7 +90,7 @@ class _Folders:
 
     def __init__(self, root: str) -> None:
         self._root = Path(root)
-        self._names = cache(self._listed)
+        self._names, self._media = cache(self._listed), cache(self._media_in)
 
     def _listed(self, folder: str) -> dict[str, list[str]] | None:
         """Return names by how they print, in small letters; None for no folder."""
@@ -102,6 +102,11 @@ class _Folders:
         for name in found:
             names.setdefault(unicodedata.normalize("NFC", name).lower(), []).append(name)
         return names
+
+    def _media_in(self, folder: str) -> dict[str, str]:
+        """Return the first of the media files of each stem."""
+        names = reversed((self._names(folder) or {}).items())
+        return {posixpath.splitext(form)[0]: of[0] for form, of in names if formats.kind_of(form)}
 
     def equal(self, path: str) -> list[str]:
         """Return the path that prints like this one, if a single one does, though folders and file mix composed signs with others."""
@@ -132,6 +137,5 @@ class _Folders:
         form = unicodedata.normalize("NFC", name).lower()
         if form in names:
             return f"its folder has {names[form][0]}"
-        stem = posixpath.splitext(form)[0]
-        alike = (of[0] for one, of in names.items() if posixpath.splitext(one)[0] == stem and formats.kind_of(one))
-        return f"its folder has {other}" if (other := next(alike, "")) else ""
+        other = self._media(folder).get(posixpath.splitext(form)[0])
+        return f"its folder has {other}" if other else ""

@@ -117,8 +117,7 @@ def _content(path: Path) -> tuple[bytes | None, tuple[str, ...]]:
     if _is_utf8(path):
         return None, ()
     with user_files.opened(path) as file, gzip.open(file) if file.peek(2)[:2] == _GZIP else file as opened:
-        data = opened.read(user_files.LIST + 1)
-    user_files.require_size(path, len(data), user_files.LIST)
+        data = user_files.read_open(opened, path, user_files.LIST)
     text, encoding = _decoded(data)
     return text.encode(), (f"it is read as {encoding}",) if encoding else ()
 
