@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 import tarfile
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ import media_makers as media
 import numpy as np
 import places
 import pytest
+import small_disks
 from killed_scans import write_pictures
 from refused import refused
 
@@ -489,3 +491,19 @@ def test_a_dataset_may_be_a_run_folder_or_lie_in_one(data: Path, target: Path) -
     RunFolder(data).create()
     assert run(data, target).found == 4
     assert run(data / "sub", target, "below").found == 3
+
+
+@pytest.mark.skipif(not small_disks.may_mount(), reason="only root may mount a small disk")
+def test_a_catalog_that_may_only_be_read_is_as_good_while_nothing_has_changed(tmp_path: Path) -> None:
+    data = small_disks.write_data(tmp_path)
+    (data / "0.txt").write_text("a cat", encoding="utf-8")
+    with small_disks.disk(tmp_path / "disk") as disk:
+        first = scan_sources([Source("d", data)], disk / "catalog", workers=1)
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        again = scan_sources([Source("d", data)], disk / "catalog", workers=1)
+        assert (again.unchanged, again.version) == (first.new, first.version)
+        (data / "0.txt").write_text("a dog", encoding="utf-8")
+        with refused("file-unwritable", "catalog", says="Read-only"):
+            scan_sources([Source("d", data)], disk / "catalog", workers=1)
+        with refused("file-unwritable", "catalog", says="Read-only"):
+            scan_sources([Source("d", data)], disk / "none", workers=1)

@@ -11,10 +11,12 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from reelworks.core import executors, files
@@ -117,8 +119,7 @@ def _scan(
     if any(source.cut.startswith(clip_ranges.SCENES) for source in sources):
         scenes.require()
     listings = [list_source(source) for source in sources]
-    locked = lock.hold(catalog_path / ".lock", doing="scan", field="catalog", remedy="wait until it has ended")
-    with locked, files.writing("catalog", catalog_path), ScanJournal(catalog_path) as journal:
+    with _alone(catalog_path) as journal_in, files.writing("catalog", catalog_path), ScanJournal(journal_in) as journal:
         catalog = Catalog.open_or_new(catalog_path)
         update = Update(catalog)
         pairs = zip(sources, listings, strict=True)
@@ -146,6 +147,25 @@ def _scan(
         version=catalog.version,
         notes=(*(listing.note for listing in listings if listing.note is not None), *notes, *update.notes()),
     )
+
+
+@contextmanager
+def _alone(catalog_path: Path) -> Iterator[Path]:
+    """Hold the catalog's lock, and yield the folder of the scan's journal.
+
+    A catalog that others share to be read is compared without: it is good as long as nothing in it is to be changed.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(
+                lock.hold(catalog_path / ".lock", doing="scan", field="catalog", remedy="wait until it has ended")
+            )
+        except UserError as error:
+            if error.code != "file-unwritable" or not (catalog_path / "catalog.json").exists():
+                raise
+            yield Path(stack.enter_context(TemporaryDirectory()))
+            return
+        yield catalog_path
 
 
 def _apply_all(
