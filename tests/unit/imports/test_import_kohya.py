@@ -126,6 +126,22 @@ def test_a_rate_falls_as_often_over_the_epochs(tmp_path: Path) -> None:
     assert {fates(made)[key] for key in ("lr_scheduler", "lr_scheduler_num_cycles")} == {Fate.TAKEN}
 
 
+def test_numbers_and_switches_may_be_texts_and_null_is_the_trainers_default(tmp_path: Path) -> None:
+    config = {
+        **{"pretrained_model_name_or_path": "x.safetensors", "network_module": "networks.lora", "network_dim": None},
+        **{"max_grad_norm": "0", "v_parameterization": "true", "zero_terminal_snr": "true", "masked_loss": "true"},
+        "datasets": [
+            {"subsets": [{"image_dir": "a", "conditioning_data_dir": "m"}, {"image_dir": "b", "num_repeats": "0"}]}
+        ],
+    }
+    made, recipe = converted(tmp_path, file(tmp_path, "c.json", json.dumps(config)), trainer="sd-scripts", model="sdxl")
+    assert recipe.lora is not None
+    assert (recipe.lora.rank, recipe.train.max_grad_norm, len(recipe.dataset)) == (4, None, 1)
+    assert (recipe.objective.name, recipe.objective.zero_terminal_snr) == ("v-prediction", True)
+    assert recipe.dataset[0].loss_mask is not None
+    assert fates(made)["datasets.0.subsets.1.image_dir"] == Fate.TAKEN
+
+
 def test_noise_of_sdxl(tmp_path: Path) -> None:
     """Its noise is that of sd-scripts; flow matching is trained without most of it there."""
     options = (

@@ -105,6 +105,14 @@ def test_text_encoders_of_a_lora(tmp_path: Path, second: bool | None, trained: b
     assert told(made)["text_encoder.train"][0] is (Fate.TAKEN if trained else Fate.NOT_POSSIBLE)
 
 
+def test_a_concept_has_its_own_name_though_another_ones_folder_has_it(tmp_path: Path) -> None:
+    concepts = [{"name": "b", "path": "d/a"}, {"name": "a", "path": "e/b"}, {"name": "", "path": "f/c"}]
+    values = json.loads((GOLDEN / "onetrainer-1.json").read_text(encoding="utf-8")) | {"concepts": concepts}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(values), encoding="utf-8")
+    assert [each.name for each in converted(tmp_path, path)[1].dataset] == ["b", "a", "c"]
+
+
 def test_a_rate_falls_as_often_over_the_epochs(tmp_path: Path) -> None:
     restarts = {"learning_rate_scheduler": "COSINE_WITH_HARD_RESTARTS", "learning_rate_cycles": 4.0, "epochs": 8}
     made, recipe = converted(tmp_path, write(tmp_path, PRESET | restarts))

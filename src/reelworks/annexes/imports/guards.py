@@ -12,7 +12,7 @@ from typing import Any
 from reelworks.annexes.imports import datasets
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
-from reelworks.annexes.imports.values import flag, is_on, whole_of
+from reelworks.annexes.imports.values import flag, is_on, means, whole_of
 
 Guard = Callable[[Any, Any, ImportDraft], Outcome | None]
 _Stop = Callable[[Any, Any, ImportDraft], str | None]
@@ -39,9 +39,12 @@ def _given(told: Mapping[str, str], value: Any, draft: ImportDraft) -> str | Non
 
 
 def _are(wanted: Mapping[str, Sequence[Any]], draft: ImportDraft) -> list[bool]:
-    """Return of other settings whether each has one of some values, of the same type."""
+    """Return of other settings whether each has one of some values; a switch is no number."""
     given = [(draft.beside(key), values) for key, values in wanted.items()]
-    return [any(type(own) is type(each) and own == each for each in values) for own, values in given]
+    return [
+        any(means(own, each) and (isinstance(own, str) or type(own) is type(each)) for each in values)
+        for own, values in given
+    ]
 
 
 def _became(wanted: Mapping[str, Sequence[Any]], draft: ImportDraft) -> list[bool]:
@@ -58,8 +61,8 @@ _STOPS: dict[str, tuple[Fate, _Stop]] = {
     "flag": (Fate.DEFAULT, _if(lambda value, draft: not flag(value))),
     "unset": (Fate.DEFAULT, _if(lambda value, draft: value is None)),
     # Values that mean what happens here anyway; all values but some; numbers below a whole one.
-    "same": (Fate.DEFAULT, _by(lambda values, value, draft: value in values)),
-    "unlike": (Fate.DEFAULT, _by(lambda values, value, draft: value not in values)),
+    "same": (Fate.DEFAULT, _by(lambda values, value, draft: any(means(value, each) for each in values))),
+    "unlike": (Fate.DEFAULT, _by(lambda values, value, draft: not any(means(value, each) for each in values))),
     "below": (Fate.DEFAULT, _by(lambda least, value, draft: whole_of(value) < least)),
     # Models of another objective, of pictures, without given frames; those whose names begin otherwise, or so.
     "flow": (Fate.NO_MEANING, _if(lambda value, draft: not draft.is_flow)),

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from reelworks.annexes.imports.draft import ImportDraft
-from reelworks.annexes.imports.values import MOST, flag, number, number_of, text, whole, whole_of
+from reelworks.annexes.imports.values import MOST, flag, means, number, number_of, text, whole, whole_of
 from reelworks.models import registry
 
 
@@ -89,7 +89,11 @@ def by_part(target: str, names: Mapping[str, str], why: str) -> Rule:
 def only(accepted: Sequence[Any], here: str, other: str, *, null: bool = False) -> Rule:
     """Report `here` for values that match the fixed behaviour, and `other` for others."""
     known = [*accepted, *([None] if null else [])]
-    return lambda value, draft: (Fate.DEFAULT, here) if value in known else (Fate.NOT_POSSIBLE, other)
+
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        return (Fate.DEFAULT, here) if any(means(value, each) for each in known) else (Fate.NOT_POSSIBLE, other)
+
+    return handle
 
 
 def switched(on: str, off: str) -> Rule:
@@ -192,11 +196,26 @@ def place(target: str) -> Rule:
     return handle
 
 
-def within(target: str, least: float = 0, most: float = math.inf, *, above: bool = False, whole: bool = False) -> Rule:
-    """Copy a number within bounds, `above` the lowest if that is not one of them; others are not possible."""
+def within(
+    target: str,
+    least: float = 0,
+    most: float = math.inf,
+    *,
+    above: bool = False,
+    whole: bool = False,
+    none: float | None = None,
+    zero: Any = None,
+) -> Rule:
+    """Copy a number within bounds, `above` the lowest if that is not one of them; others are not possible.
+
+    `none` stands for null, and `zero` is what 0 becomes, if they are given.
+    """
 
     def handle(value: Any, draft: ImportDraft) -> Outcome:
-        found = whole_of(value) if whole else number_of(value)
+        given = none if value is None else value
+        found = whole_of(given) if whole else number_of(given)
+        if zero is not None and not found:
+            return Fate.TAKEN, draft.set(target, zero)
         if not least <= found <= most or (above and found == least):
             return Fate.NOT_POSSIBLE, f"{draft.numbered(target)} takes no such number, and keeps its default"
         return Fate.TAKEN, draft.set(target, found)

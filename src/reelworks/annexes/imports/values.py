@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -51,6 +52,17 @@ def flag(value: Any) -> bool:
 def is_on(value: Any) -> bool:
     """Whether a switch is on; texts of a command line are read as the trainer's parser means them."""
     return value is True or (isinstance(value, str) and value.lower() in ("true", "1", "yes"))
+
+
+def means(value: Any, wanted: Any) -> bool:
+    """Whether a value is one that a table names: texts may have capitals, and numbers and switches be written as texts."""
+    if not isinstance(value, str):
+        return bool(value == wanted)
+    if isinstance(wanted, bool):
+        return is_on(value) if wanted else value.lower() == "false"
+    with suppress(ValueError):
+        return value.lower() == wanted.lower() if isinstance(wanted, str) else number(value) == wanted
+    return False
 
 
 def text(value: Any) -> str:

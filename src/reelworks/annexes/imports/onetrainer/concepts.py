@@ -254,14 +254,17 @@ def finish(draft: ImportDraft) -> Iterator[ImportedKey]:
             f"no concept is trained: give concepts.json too, or --data DIR in place of the placeholder {placeholder}"
         )
         yield ImportedKey("concepts", draft.settings.get("concept_file_name"), Fate.TO_FILL_IN, remark)
+    own_names = {concept: draft.settings.get(f"concepts.{concept}.name") for concept in found}
+    named = [concept for concept, own in own_names.items() if isinstance(own, str) and own.strip()]
+    for concept in named:  # which no other one is to yield to
+        draft.set(f"dataset.{found[concept]}.name", "")
     for concept, number in found.items():
         draft.begin(f"concepts.{concept}.path")
         if draft.get(f"dataset.{number}.path") is None:
             datasets.place(draft, number, "data")
             yield ImportedKey(draft.key, None, Fate.TO_FILL_IN, "the concept has no path")
-        own = draft.settings.get(f"concepts.{concept}.name")
-        if isinstance(own, str) and own.strip():
-            datasets.set_name(draft, number, own)
+        if concept in named:
+            datasets.set_name(draft, number, own_names[concept])
         conditions = ["not contains(path, '-masklabel.')", "not contains(path, '-condlabel.')"]
         if draft.settings.get(f"concepts.{concept}.include_subdirectories") is not True:
             conditions.insert(0, "not contains(path, '/')")

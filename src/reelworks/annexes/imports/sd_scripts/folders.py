@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from reelworks.annexes.imports.kohya import reading
 from reelworks.annexes.imports.kohya.levels import FormerDataset, Found
 from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.annexes.imports.sd_scripts.keys import ALSO
+from reelworks.annexes.imports.values import whole_of
 
 _FOR_VALIDATION: Outcome = (
     Fate.NOT_POSSIBLE,
@@ -36,8 +38,9 @@ def repeated_folders(folder: Path) -> list[RepeatedFolder]:
         return []
     for name in names:
         number, _, words = name.partition("_")
-        if number.isdecimal() and 1 <= int(number) <= 100_000:
-            found.append(RepeatedFolder(str(folder / name), int(number), words))
+        with suppress(ValueError):
+            if 1 <= (repeats := int(number)) <= 100_000:
+                found.append(RepeatedFolder(str(folder / name), repeats, words))
     return found
 
 
@@ -60,7 +63,7 @@ def usable(settings: FormerSettings) -> UsedDatasets:
         if path and not is_list and count_pictures(path) == 0:
             place = dataset.own["image_dir"].key if "image_dir" in dataset.own else dataset.places[0]
             left_out[place] = Fate.TAKEN, f"{path} has no pictures, and is left out, as there"
-        elif dataset.get(settings, "num_repeats", 1) < 1:
+        elif repeats_of(settings, dataset) < 1:
             left_out[dataset.places[0]] = Fate.TAKEN, "a folder without repeats is left out, as there"
         elif path and (dataset.group, path) in seen:
             left_out[dataset.places[0]] = Fate.TAKEN, "of a folder that a dataset has twice, the first counts, as there"
@@ -72,6 +75,14 @@ def usable(settings: FormerSettings) -> UsedDatasets:
     if not used:
         return UsedDatasets(found[:1] or [FormerDataset(("general.", ""), ALSO)], {})
     return UsedDatasets(used, left_out)
+
+
+def repeats_of(settings: FormerSettings, dataset: FormerDataset) -> int:
+    """Return how often a dataset is repeated; 1 for what is no whole number."""
+    found = dataset.find(settings, "num_repeats")
+    with suppress(ValueError):
+        return 1 if found is None else whole_of(found.value)
+    return 1
 
 
 def count_pictures(path: str) -> int | None:

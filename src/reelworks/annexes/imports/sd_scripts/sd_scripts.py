@@ -15,7 +15,7 @@ from reelworks.annexes.imports.kohya.sizes import Sizing
 from reelworks.annexes.imports.rules import Fate, ImportedKey
 from reelworks.annexes.imports.sd_scripts import clips as former_clips
 from reelworks.annexes.imports.sd_scripts import gui, keys, models
-from reelworks.annexes.imports.sd_scripts.folders import repeated_folders, usable
+from reelworks.annexes.imports.sd_scripts.folders import repeated_folders, repeats_of, usable
 from reelworks.annexes.imports.trainer import FormerTrainer, choose_model
 from reelworks.annexes.imports.values import is_on
 from reelworks.models import registry
@@ -145,7 +145,7 @@ def _regularise(draft: ImportDraft, datasets: Sequence[FormerDataset]) -> None:
         return
     subjects, regular = 0, 0
     for dataset, pictures in zip(datasets, counted, strict=True):
-        times = pictures * dataset.get(draft.settings, "num_repeats", 1)
+        times = pictures * repeats_of(draft.settings, dataset)
         if is_on(dataset.get(draft.settings, "is_reg", False)):
             regular += pictures
         else:
