@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 
 from reelworks.annexes.quality.caption_needs import CLIP_TOKENS, CaptionNeeds
 from reelworks.annexes.quality.caption_texts import Texts, frequent_phrases, is_near, words_of
-from reelworks.core import blocks, units
+from reelworks.core import blocks, toml, units
+from reelworks.core.arrays import Mask
 from reelworks.data.catalog.query import template
 from reelworks.data.catalog.query.captions import word_pattern
 from reelworks.data.catalog.store.rows import CatalogRows
@@ -34,6 +35,8 @@ _PHRASES_NAMED = 3
 _FOREIGN_SHARE = 0.3  # of a caption's letters that are outside of Latin
 _UNKNOWN_SHARE = 0.05  # of a caption's tokens
 _SHORT_TRIGGER = 5  # letters up to which one wrong letter makes a misspelling, and two above
+_WORDS = toml.beside(__file__, "caption_words.toml")
+_CHANGE = "(?i)" + "|".join(_WORDS["changes"])
 _TOKEN = r"[\pL\pN_]+|[^\pL\pN_\s]"
 Rule = Callable[[Texts, CaptionNeeds], Finding]
 
@@ -198,55 +201,26 @@ def _either(words: str) -> str:
     return rf"(?i)(^|[^\pL\pN])({words.replace(' ', '[ _-]')})([^\pL\pN]|$)"
 
 
-_PEOPLE = "1girl|1boy|[2-9]girls|[2-9]boys|man|men|woman|women|girl|boy|girls|boys|child|children|person|people|crowd"
-# What cannot both be true of one picture, or of one moment of a clip. Captions that tell a change between them are spared.
-CONTRADICTIONS: tuple[tuple[str, str, str], ...] = (
-    ("day and night", "daytime|daylight|midday|noon|at day|during the day", "night|nighttime|night-time|at night|midnight"),
-    ("indoors and outdoors", "indoors|indoor", "outdoors|outdoor"),
-    ("no people and people", r"no (?:humans|people|persons?|one)|without (?:any )?people|nobody", _PEOPLE),
-    ("alone and several", "solo", "2girls|2boys|multiple girls|multiple boys"),
-    (
-        "still and moving camera",
-        "static camera|camera is static|camera remains static|camera is still|camera does not move|fixed camera|static shot",
-        "camera pans|camera zooms|camera moves|camera tracks|camera follows|tracking shot|dolly shot|handheld camera",
-    ),
-    ("close-up and wide shot", "close-up|close up|closeup|extreme close-up", "wide shot|long shot|wide-angle shot|aerial shot"),
-    ("eyes closed and open", "closed eyes|eyes closed|eyes are closed", "open eyes|eyes open|looking at viewer|wide-eyed"),
-    (
-        "to the left and to the right",
-        "facing left|moves left|moving left|moves to the left|moving to the left|walks to the left|pans left|pans to the left",
-        "facing right|moves right|moving right|moves to the right|moving to the right|walks to the right|pans right|pans to the right",
-    ),
-    ("from above and from below", "from above|high angle|high-angle|bird's-eye view", "from below|low angle|low-angle|worm's-eye view"),
-    ("black and white and coloured", "monochrome|greyscale|grayscale|black and white photo", "colorful|colourful|vibrant colors|vibrant colours"),
-    ("empty and crowded", "empty street|empty room|deserted|uninhabited", "crowded|crowd|bustling|packed with people"),
-    ("no text and text", "no text|without text", "text reads|text that reads|text saying|text says"),
-)  # fmt: skip
-_CHANGE = (
-    r"(?i)\bday (and|to|into|turns (in)?to) night\b|\bnight (and|to|into|turns (in)?to) day\b|\bthen\b|\bafter that\b|"
-    r"\bturns? (in)?to\b|\bbecomes?\b|\bfrom (left|day|inside|the left)\b|\bleft (and|to|or) (the )?right\b|"
-    r"\b(before|while|until|transition\w*)\b"
-)
-
-
 def _contradictions(texts: Texts, _: CaptionNeeds) -> Finding:
-    where, kinds = np.zeros(len(texts.unique), dtype=np.bool_), Counter[str]()
-    # One look at each text finds the few that the others are for.
-    some = np.flatnonzero(texts.matching(_either("|".join(one for _, one, _ in CONTRADICTIONS))))
-    for name, one, other in CONTRADICTIONS:
-        at = np.flatnonzero(texts.matching(_either(one), some))
-        # "no people" holds the word of its opposite.
-        rest = pc.replace_substring_regex(texts.unique.take(pa.array(at)), _either(one), " , ")
-        both = at[np.asarray(pc.match_substring_regex(rest, _either(other)))]
-        found = texts.matching(_either(other), both) & ~texts.matching(_CHANGE, both)
-        if found.any():
-            where |= found
-            kinds[name] += texts.number(found)
+    where, kinds = _by_kind(texts, dict(_contradictory(texts)))
     if not kinds:
         return None
-    text = f"{_captions(texts.number(where), 'is')} contradictory: {_tally(kinds)}"
+    text = f"{_captions(texts.number(where), 'is')} contradictory: {kinds}"
     remedy = "look at the clips, and keep what they show; words are compared, so some may be right"
     return text, remedy, texts.files(where)
+
+
+def _contradictory(texts: Texts) -> Iterator[tuple[str, Mask]]:
+    """Yield the texts in which both of two things are said, by these."""
+    # One look at each text finds the few that the others are for.
+    some = np.flatnonzero(texts.matching(_either("|".join(pair["one"] for pair in _WORDS["contradictions"]))))
+    for pair in _WORDS["contradictions"]:
+        one, other = _either(pair["one"]), _either(pair["other"])
+        at = np.flatnonzero(texts.matching(one, some))
+        # "no people" holds the word of its opposite.
+        rest = pc.replace_substring_regex(texts.unique.take(pa.array(at)), one, " , ")
+        both = at[np.asarray(pc.match_substring_regex(rest, other))]
+        yield pair["name"], texts.matching(other, both) & ~texts.matching(_CHANGE, both)
 
 
 def _script(texts: Texts, needs: CaptionNeeds) -> Finding:
@@ -283,39 +257,22 @@ def _unknown(texts: Texts, needs: CaptionNeeds) -> Finding:
     return text, remedy, texts.files(where)
 
 
-_OPENINGS = (
-    r"(?:the|this) (?:image|picture|photo|photograph|video|clip|scene|footage) (?:shows|depicts|features|captures|displays|"
-    r"presents|portrays|is of|is a|begins|opens)|in (?:the|this) (?:image|picture|photo|video|clip|scene)\b|"
-    r"(?:an|the) image of|we (?:can )?see"
-)
-LEFTOVERS: tuple[tuple[str, str], ...] = (
-    ("an opening such as \"The image shows\"", rf"(?i)^\W*(?:{_OPENINGS})"),
-    ("words to the one who asked", r"(?i)^\W*(?:sure|certainly|of course|absolutely|okay)\b\s*[,!.:]|^\W*(?:here(?:['’]s| is| are)|below is)\b|\blet me know\b"),
-    ("a refusal", r"(?i)\bas an ai\b|\bi(?:['’]m| am) (?:sorry|unable)\b|\bi can(?:not|['’]t)\b|\bi (?:must )?apologi[sz]e\b"),
-    ("JSON", r"""^\s*\[\s*["{]|\{\s*["'][^"'\n]*["']\s*:"""),
-    ("markdown", r"\*\*|__\S|(?:^|\n)\s*(?:#{1,6}\s|[-*•]\s)|```|`[^`]+`"),
-    ("HTML or tags of a model", r"(?i)</?(?:think|answer|p|br|div|html|body|b|i|s)\b[^>]*>|<\|[^|]*\|>|\[/?inst\]"),
-    ("quotation marks around all", r'^\s*"[^"]*"\s*$|^\s*“[^”]*”\s*$|^\s*\'[^\']*\'\s*$|^\s*‘[^’]*’\s*$'),
-    ("a label such as \"Caption:\"", r"(?i)^\W*(?:caption|description|prompt|answer|assistant|tags)\s*:"),
-)  # fmt: skip
-
-
 def _leftovers(texts: Texts, _: CaptionNeeds) -> Finding:
-    where, kinds = np.zeros(len(texts.unique), dtype=np.bool_), Counter[str]()
-    some = np.flatnonzero(texts.matching("|".join(f"(?:{pattern})" for _, pattern in LEFTOVERS)))
-    for name, pattern in LEFTOVERS:
-        found = texts.matching(pattern, some)
-        if found.any():
-            kinds[name] += texts.number(found)
-            where |= found
+    some = np.flatnonzero(texts.matching("|".join(f"(?:{left['pattern']})" for left in _WORDS["leftovers"])))
+    where, kinds = _by_kind(
+        texts, {left["name"]: texts.matching(left["pattern"], some) for left in _WORDS["leftovers"]}
+    )
     if not kinds:
         return None
-    text = f"{_captions(texts.number(where), 'has')} leftovers of a captioner: {_tally(kinds)}"
+    text = f"{_captions(texts.number(where), 'has')} leftovers of a captioner: {kinds}"
     return text, "remove them: a model learns them as part of what clips look like", texts.files(where)
 
 
-def _tally(kinds: Counter[str]) -> str:
-    return ", ".join(f"{name} ({number})" for name, number in kinds.most_common())
+def _by_kind(texts: Texts, kinds: Mapping[str, Mask]) -> tuple[Mask, str]:
+    """Return which texts are of any kind, and the numbers of captions of those kinds that there are."""
+    numbers = Counter({name: texts.number(where) for name, where in kinds.items()})
+    told = ", ".join(f"{name} ({number})" for name, number in numbers.most_common() if number)
+    return np.logical_or.reduce([*kinds.values()]), told
 
 
 RULES: dict[str, Rule] = {
