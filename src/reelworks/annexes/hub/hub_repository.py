@@ -161,8 +161,6 @@ def _require_writing(account: dict[str, Any], name: str, *, exists: bool) -> Non
         raise UserError(
             "the token may only read",
             code="hub-write-refused",
-            field="to",
-            value=name,
             remedy=f"make one that may write at {constants.ENDPOINT}/settings/tokens, and {_LOG_IN}",
         )
     owners = [account.get("name"), *(org.get("name") for org in account.get("orgs") or ())]
@@ -172,110 +170,90 @@ def _require_writing(account: dict[str, Any], name: str, *, exists: bool) -> Non
         raise UserError(
             f"the token is that of {known[0]}, who can create no repositories there",
             code="hub-write-refused",
-            field="to",
-            value=name,
             remedy=f"name it {' or '.join(f'{one}/{own_name}' for one in known)}, or {_LOG_IN}",
         )
 
 
 @contextmanager
 def telling(name: str) -> Iterator[None]:
-    """Turn what the hub answers, or that it does not, into a `UserError` about a repository."""
+    """Turn what the hub answers, or that it does not, into a `UserError`, and let all errors name the repository."""
     try:
         yield
-    except UserError:
+    except UserError as error:
+        _name_repository(error, name)
         raise
     except Exception as error:  # the hub's own errors have no common class, and connections fail in many ways
-        raise _refused(name, error) from error
+        refusal = _refused(error)
+        _name_repository(refusal, name)
+        raise refusal from error
 
 
-def _refused(name: str, error: Exception) -> UserError:
+def _name_repository(error: UserError, name: str) -> None:
+    error.value = name
+    error.reword(field="to", problem=error.problem, remedy=error.remedy)
+
+
+def _refused(error: Exception) -> UserError:
     if isinstance(error, errors.HFValidationError):
         return UserError(
             f"the hub takes no such name ({_first_line(str(error))})",
             code="repository-name-invalid",
-            field="to",
-            value=name,
             remedy="choose another name",
         )
     if isinstance(error, errors.LocalTokenNotFoundError):
         return UserError(
             "there is no token of an account on the hub",
             code="hub-token-missing",
-            field="to",
-            value=name,
             remedy="log in with `hf auth login`, or set the environment variable HF_TOKEN",
         )
     if isinstance(error, errors.OfflineModeIsEnabled):
         return UserError(
-            "HF_HUB_OFFLINE forbids connections",
-            code="hub-unreachable",
-            field="to",
-            value=name,
-            remedy="unset it, or give --dry-run",
+            "HF_HUB_OFFLINE forbids connections", code="hub-unreachable", remedy="unset it, or give --dry-run"
         )
     if (answer := _answer(error)) is not None:
-        return _answered(name, *answer)
+        return _answered(*answer)
     why: BaseException = error
     while why.__cause__ is not None:  # however far back
         why = why.__cause__
-    return _unanswered(name, why)
-
-
-def _unanswered(name: str, why: BaseException) -> UserError:
     text = _first_line(" ".join(str(why).split())) or type(why).__name__
     if isinstance(why, OSError) or type(why).__module__.startswith(("httpx", "httpcore", "requests")):
         return UserError(
             f"{constants.ENDPOINT} does not answer ({text})",
             code="hub-unreachable",
-            field="to",
-            value=name,
             remedy="see to the connection, and give the same command again: what has arrived is not sent twice",
         )
-    return UserError(
-        f"the hub refuses it ({text})", code="hub-failed", field="to", value=name, remedy="correct what it names"
-    )
+    return UserError(f"the hub refuses it ({text})", code="hub-failed", remedy="correct what it names")
 
 
-def _answered(name: str, status: int, said: str) -> UserError:
+def _answered(status: int, said: str) -> UserError:
     answer = f" (the hub says: {said})" if said else ""
     if status == 401:
         return UserError(
             f"the hub does not take the token{answer}",
             code="hub-token-refused",
-            field="to",
-            value=name,
             remedy="log in with `hf auth login`, or set the environment variable HF_TOKEN",
         )
     if status in (402, 413) or re.search("storage|quota", said, re.IGNORECASE):
         return UserError(
             f"the hub has no room for it{answer}",
             code="hub-full",
-            field="to",
-            value=name,
             remedy=f"see {constants.ENDPOINT}/settings/billing; fewer formats and a narrower dtype take less",
         )
     if status == 403:
         return UserError(
             f"the token may not write there{answer}",
             code="hub-write-refused",
-            field="to",
-            value=name,
             remedy=f"make one that may at {constants.ENDPOINT}/settings/tokens, and {_LOG_IN}",
         )
     if status in (409, 412):
         return UserError(
             f"the repository changed meanwhile{answer}",
             code="repository-changed",
-            field="to",
-            value=name,
             remedy="give the same command again",
         )
     return UserError(
         f"the hub answers with error {status}{answer}",
         code="hub-failed",
-        field="to",
-        value=name,
         remedy="give the same command again later: what has arrived is not sent twice",
     )
 
