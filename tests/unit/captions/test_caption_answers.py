@@ -12,6 +12,7 @@ from refused import refused
 
 from reelworks.annexes.captions import prompts
 from reelworks.annexes.captions.answers import CaptionFailed, caption_of, with_trigger
+from reelworks.annexes.captions.request import CaptionRequest
 from reelworks.annexes.quality import caption_advice
 
 KEPT = [
@@ -161,17 +162,18 @@ def test_the_trigger_word_is_in_once_or_not_at_all() -> None:
 
 @pytest.mark.parametrize("style", prompts.STYLES)
 def test_each_style_has_a_whole_prompt(style: prompts.Style) -> None:
-    known = {"kind": "video", "name": "kite", "caption": "", "trigger": None}
-    text = prompts.fill(None, style, **known, max_words=30)
+    request = CaptionRequest(data=("clips",), model="captioner", style=style, max_words=30)
+    text = prompts.fill(request, kind="video", name="kite", caption="")
     assert "{" not in text
     assert "this video" in text
     assert text.endswith("Use at most 30 words.")
 
 
 def test_a_template_is_filled_and_a_wrong_one_refused() -> None:
-    known = {"kind": "picture", "name": "kite", "caption": "a kite", "trigger": "rwkite"}
     template = prompts.check("{kind} {name} {trigger} {{x}}: improve {caption}")
-    assert prompts.fill(template, "tags", **known, max_words=None) == "picture kite rwkite {x}: improve a kite"
+    request = CaptionRequest(data=("clips",), model="captioner", style="tags", prompt=template, trigger="rwkite")
+    asked = prompts.fill(request, kind="picture", name="kite", caption="a kite")
+    assert asked == "picture kite rwkite {x}: improve a kite"
     with refused("prompt-invalid", "prompt", says="there is no {nane}.*name"):
         prompts.check("{nane}")
     with refused("prompt-invalid", "prompt", says="braces"):

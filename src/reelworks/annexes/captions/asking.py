@@ -7,7 +7,6 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import PurePosixPath
-from typing import NamedTuple
 
 from reelworks.annexes.captions import answers, frames, prompts
 from reelworks.annexes.captions.answers import CaptionFailed
@@ -35,20 +34,13 @@ def captioner_of(request: CaptionRequest) -> Captioner:
     return ModelCaptioner(request)
 
 
-class NoCaption(NamedTuple):
-    """A reason for no caption, and whether the clip is to blame rather than the captioner."""
-
-    reason: str
-    of_clip: bool = False
-
-
 def ask(
     request: CaptionRequest, captioner: Captioner, todo: Sequence[tuple[int, CaptionClip]]
-) -> Generator[tuple[int, list[str] | NoCaption], None, None]:
+) -> Generator[tuple[int, list[str] | CaptionFailed], None, None]:
     """Yield the captions of clips by number as they come; the order depends on how long each takes."""
     batches = iter([todo[k : k + captioner.batch_size] for k in range(0, len(todo), captioner.batch_size)])
     threads = ThreadPoolExecutor(request.workers, thread_name_prefix="caption")
-    waiting: set[Future[list[tuple[int, list[str] | NoCaption]]]] = set()
+    waiting: set[Future[list[tuple[int, list[str] | CaptionFailed]]]] = set()
     try:
         while True:
             for batch in itertools.islice(batches, request.workers + 1 - len(waiting)):
@@ -65,39 +57,32 @@ def ask(
 
 def _answer_batch(
     request: CaptionRequest, captioner: Captioner, batch: Sequence[tuple[int, CaptionClip]]
-) -> list[tuple[int, list[str] | NoCaption]]:
-    results: dict[int, list[str] | NoCaption] = {}
+) -> list[tuple[int, list[str] | CaptionFailed]]:
+    results: dict[int, list[str] | CaptionFailed] = {}
     questions: list[tuple[int, CaptionQuestion]] = []
     for i, clip in batch:
         try:
             shown = _read(request, clip)
-            prompt = prompts.fill(
-                request.prompt,
-                request.style,
-                kind=shown.kind,
-                name=PurePosixPath(clip.path).stem,
-                caption=clip.caption or "",
-                trigger=request.trigger,
-                max_words=request.max_words,
-            )
+            name = PurePosixPath(clip.path).stem
+            prompt = prompts.fill(request, kind=shown.kind, name=name, caption=clip.caption or "")
             questions += [
                 (i, CaptionQuestion(str(clip.file), shown.kind, variant, shown.frames, shown.fps))
                 for variant in prompts.variants(prompt, request.captions)
             ]
             results[i] = []
         except CaptionFailed as error:
-            results[i] = NoCaption(str(error), of_clip=True)
+            results[i] = error
     for start in range(0, len(questions), captioner.batch_size):
         asked = questions[start : start + captioner.batch_size]
         for (i, _), answer in zip(asked, captioner.answer([question for _, question in asked]), strict=True):
             found = results[i]
-            if isinstance(found, NoCaption):
+            if isinstance(found, CaptionFailed):
                 continue
             try:
                 found.append(_caption_of(request, answer))
             except CaptionFailed as error:
-                results[i] = NoCaption(str(error), error.of_clip)
-    return [(i, r if isinstance(r, NoCaption) else list(dict.fromkeys(r))) for i, r in results.items()]
+                results[i] = error
+    return [(i, r if isinstance(r, CaptionFailed) else list(dict.fromkeys(r))) for i, r in results.items()]
 
 
 def _read(request: CaptionRequest, clip: CaptionClip) -> frames.Shown:
@@ -106,7 +91,8 @@ def _read(request: CaptionRequest, clip: CaptionClip) -> frames.Shown:
         read = partial(frames.read, count=request.frames, most_px=request.frame_size)
         return ThreadCalls().call(read, clip, _MOST_SECONDS)
     except WorkerHung:
-        raise CaptionFailed(f"reading it took more than {_MOST_SECONDS:g} s and was stopped") from None
+        problem = f"reading it took more than {_MOST_SECONDS:g} s and was stopped"
+        raise CaptionFailed(problem, of_clip=True) from None
 
 
 def _caption_of(request: CaptionRequest, answer: Answer | CaptionFailed) -> str:

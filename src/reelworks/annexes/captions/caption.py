@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from reelworks.annexes.captions import asking, caption_list, clips, prompts, record
-from reelworks.annexes.captions.asking import NoCaption
+from reelworks.annexes.captions.answers import CaptionFailed
 from reelworks.annexes.captions.clips import CaptionClip, CaptionSource
 from reelworks.annexes.captions.record import CaptionRecord, ClipKey
 from reelworks.annexes.captions.request import CaptionRequest
@@ -209,13 +209,13 @@ class CaptionRun:
         with closing(asking.ask(self.request, captioner, todo)) as answered:
             for i, found in answered:
                 clip = self.todo[i]
-                if writes and not isinstance(found, NoCaption) and (reason := self._keep(clip, found)) is not None:
-                    found = NoCaption(reason, of_clip=True)
-                if isinstance(found, NoCaption):
-                    self.failed[i] = FailedCaption(clip.label, found.reason)
+                if writes and not isinstance(found, CaptionFailed) and (reason := self._keep(clip, found)) is not None:
+                    found = CaptionFailed(reason, of_clip=True)
+                if isinstance(found, CaptionFailed):
+                    self.failed[i] = FailedCaption(clip.label, str(found))
                     if writes:
                         with suppress(OSError):  # what only decides the order ends no run
-                            self._record_of(clip).add_failure(clip, found.reason)
+                            self._record_of(clip).add_failure(clip, str(found))
                     in_a_row = in_a_row if found.of_clip else in_a_row + 1
                 else:
                     self.captions[i], in_a_row = found, 0

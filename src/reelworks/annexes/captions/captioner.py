@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -54,3 +56,30 @@ class Captioner(Protocol):
 
     def stop(self) -> None:
         """Let answers that are being made fail soon; called from another thread."""
+
+
+class OneByOne(ABC):
+    """A captioner that is asked one question after the other."""
+
+    batch_size = 1
+
+    def __init__(self) -> None:
+        self._stopped = threading.Event()
+
+    def answer(self, questions: Sequence[CaptionQuestion]) -> list[Answer | CaptionFailed]:
+        """Ask each question by itself."""
+        found: list[Answer | CaptionFailed] = []
+        for question in questions:
+            try:
+                found.append(self.ask(question))
+            except CaptionFailed as error:
+                found.append(error)
+        return found
+
+    @abstractmethod
+    def ask(self, question: CaptionQuestion) -> Answer:
+        """Return the answer to a question; raises `CaptionFailed` if there is none."""
+
+    def stop(self) -> None:
+        """Let answers that are being made fail soon."""
+        self._stopped.set()

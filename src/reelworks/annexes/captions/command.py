@@ -7,16 +7,14 @@ import os
 import shutil
 import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, final
 
 from reelworks.annexes.captions import frames
 from reelworks.annexes.captions.answers import CaptionFailed
-from reelworks.annexes.captions.captioner import Answer, CaptionQuestion
+from reelworks.annexes.captions.captioner import Answer, CaptionQuestion, OneByOne
 from reelworks.annexes.captions.request import CaptionRequest
 from reelworks.core import system
 from reelworks.core.errors import UserError
@@ -27,10 +25,8 @@ _END_BYTES = 1 << 12  # of a program's errors, of which the last line is told
 
 
 @final
-class CommandCaptioner:
+class CommandCaptioner(OneByOne):
     """Captions by a program that is started for each question, with frames as JPEG files that are removed afterwards."""
-
-    batch_size = 1
 
     def __init__(self, request: CaptionRequest) -> None:
         """Find the program.
@@ -38,8 +34,8 @@ class CommandCaptioner:
         Raises:
             UserError: There is no such program.
         """
+        super().__init__()
         self._words, self._timeout = request.command_words, request.timeout
-        self._stopped = threading.Event()
         program = self._words[0]
         if shutil.which(program) is None:
             raise UserError(
@@ -55,21 +51,8 @@ class CommandCaptioner:
         """The words of the command."""
         return {"command": list(self._words)}
 
-    def answer(self, questions: Sequence[CaptionQuestion]) -> list[Answer | CaptionFailed]:
-        """Run the program once for each question."""
-        found: list[Answer | CaptionFailed] = []
-        for question in questions:
-            try:
-                found.append(Answer(self._ask(question)))
-            except CaptionFailed as error:
-                found.append(error)
-        return found
-
-    def stop(self) -> None:
-        """Kill the programs that run."""
-        self._stopped.set()
-
-    def _ask(self, question: CaptionQuestion) -> str:
+    def ask(self, question: CaptionQuestion) -> Answer:
+        """Run the program once; `stop` kills it."""
         with tempfile.TemporaryDirectory(prefix="reelworks-caption-", ignore_cleanup_errors=True) as folder:
             files = []
             for i, frame in enumerate(question.frames):
@@ -92,7 +75,7 @@ class CommandCaptioner:
             raise CaptionFailed("the command printed bytes that are not UTF-8") from None
         if not text.strip():
             raise CaptionFailed("the command printed nothing")
-        return text
+        return Answer(text)
 
     def _run(self, line: bytes) -> tuple[bytes, bytes, int]:
         """Return the caption that the program printed, the end of its errors and its exit code; kill it if it takes or prints too much."""

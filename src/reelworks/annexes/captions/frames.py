@@ -41,7 +41,7 @@ def read(clip: CaptionClip, count: int, most_px: int) -> Shown:
     try:
         return decode.with_reasons(clip.file, lambda path: _read(path, clip.range, count, most_px))
     except MediaError as error:
-        raise CaptionFailed(str(error)) from None
+        raise CaptionFailed(str(error), of_clip=True) from None
 
 
 def _read(path: MediaPath, text: str, count: int, most_px: int) -> Shown:

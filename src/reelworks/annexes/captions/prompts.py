@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import string
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from reelworks.core.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from reelworks.annexes.captions.request import CaptionRequest
 
 Style = Literal["subject", "style", "motion", "tags"]
 
@@ -55,30 +58,19 @@ def _wrong(template: str, problem: str, remedy: str) -> UserError:
     return UserError(problem, code="prompt-invalid", field="prompt", value=template, remedy=remedy)
 
 
-def fill(
-    template: str | None,
-    style: Style,
-    *,
-    kind: str,
-    name: str,
-    caption: str,
-    trigger: str | None,
-    max_words: int | None,
-) -> str:
-    """Return the prompt for one clip.
+def fill(request: CaptionRequest, *, kind: str, name: str, caption: str) -> str:
+    """Return the prompt for one clip, of the request's own template or style.
 
     Args:
-        template: Text with names of `NAMES` in braces; None for that of the style.
         kind: "picture" or "video".
         name: File name without its suffix.
         caption: The caption that the clip has so far; "" for none.
-        max_words: Most words of a caption, which the prompt asks for.
     """
-    if template is None:
-        text = STYLES[style].format(kind=kind, sort="tags" if style == "tags" else "caption")
+    if request.prompt is None:
+        text = STYLES[request.style].format(kind=kind, sort="tags" if request.style == "tags" else "caption")
     else:
-        text = template.format(kind=kind, name=name, caption=caption, trigger=trigger or "")
-    return text if max_words is None else f"{text} Use at most {max_words} words."
+        text = request.prompt.format(kind=kind, name=name, caption=caption, trigger=request.trigger or "")
+    return text if request.max_words is None else f"{text} Use at most {request.max_words} words."
 
 
 def variants(prompt: str, count: int) -> list[str]:

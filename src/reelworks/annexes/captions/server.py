@@ -11,7 +11,7 @@ import ssl
 import threading
 import urllib.parse
 import urllib.request
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NamedTuple, final
@@ -20,7 +20,7 @@ import httpx2
 
 from reelworks.annexes.captions import frames
 from reelworks.annexes.captions.answers import CaptionFailed
-from reelworks.annexes.captions.captioner import Answer, CaptionQuestion
+from reelworks.annexes.captions.captioner import Answer, CaptionQuestion, OneByOne
 from reelworks.annexes.captions.request import DEFAULT_KEY, CaptionRequest
 from reelworks.core.errors import UserError
 
@@ -51,10 +51,8 @@ class _Lost(Exception):  # noqa: N818
 
 
 @final
-class ServerCaptioner:
+class ServerCaptioner(OneByOne):
     """Captions by a server; each question is a request of its own, with frames as JPEG in data URIs."""
-
-    batch_size = 1
 
     def __init__(self, request: CaptionRequest) -> None:
         """Reach the server, and find out the model's name if none is given.
@@ -62,11 +60,12 @@ class ServerCaptioner:
         Raises:
             UserError: It does not answer, does not take the key, or has several models.
         """
+        super().__init__()
         assert request.server is not None
         self._given, self._address = request.server, _address(request.server)
         self._key, self._timeout = _key(request, self._address), request.timeout
         self._certificates = ssl.create_default_context()
-        self._stopped, self._changed = threading.Event(), threading.Lock()
+        self._changed = threading.Lock()
         self._waiting = set[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]]()
         # Names and values that some models refuse, which is learned from their first answer.
         self._limit: dict[str, Any] = {"max_tokens": _TOKENS}
@@ -79,16 +78,6 @@ class ServerCaptioner:
     def about(self) -> dict[str, Any]:
         """Address and model."""
         return {"server": self._given, "model": self._model}
-
-    def answer(self, questions: Sequence[CaptionQuestion]) -> list[Answer | CaptionFailed]:
-        """Ask one question after the other; transient errors are tried again after a pause."""
-        found: list[Answer | CaptionFailed] = []
-        for question in questions:
-            try:
-                found.append(self._ask(question))
-            except CaptionFailed as error:
-                found.append(error)
-        return found
 
     def stop(self) -> None:
         """Cancel all requests, so that waiting answers fail at once."""
@@ -142,7 +131,8 @@ class ServerCaptioner:
             remedy=remedy,
         )
 
-    def _ask(self, question: CaptionQuestion) -> Answer:
+    def ask(self, question: CaptionQuestion) -> Answer:
+        """Send one question; transient errors are tried again after a pause."""
         as_text = (base64.b64encode(frames.as_jpeg(frame)).decode() for frame in question.frames)
         pictures = [{"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{text}"}} for text in as_text]
         content = [*pictures, {"type": "text", "text": question.prompt}]
