@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.annexes.learning.losses import MEASURED, ClipLossError, ClipLosses, LossesAbout, Usual
+from reelworks.core import blocks
 from reelworks.core.arrays import F32, F64, I64
 from reelworks.core.log import logger
 from reelworks.data.distributed.mesh import World
@@ -244,14 +245,10 @@ class _AccountRows:
         rows, stored = data.rows, ClipLosses.empty() if stored is None else stored
         key, order = position.aliases.keys(rows.ordinal, rows.uid), np.argsort(rows.uid)
         place = np.argsort(key)
-        found = np.searchsorted(key[place], stored.key)
-        known = np.flatnonzero(found < len(key))
-        known = known[key[place[found[known]]] == stored.key[known]]
-        at = np.arange(len(key), len(key) + len(stored))  # behind the others, unless it is one of them
-        at[known] = place[found[known]]
-        left = np.setdiff1d(np.arange(len(stored)), known)
-        at[left] = len(key) + np.arange(len(left))
-        table = ClipLosses.empty(rows=len(key) + len(left))
+        found = blocks.find(key[place], stored.key)
+        left = found < 0
+        at = np.where(left, len(key) - 1 + np.cumsum(left), place[found])  # behind the others, unless it is one of them
+        table = ClipLosses.empty(rows=len(key) + int(left.sum()))
         for name, values in table.columns().items():
             values[at] = stored.columns()[name]
         table.key[: len(key)] = key

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from reelworks.core import files, user_files
 from reelworks.core.arrays import F32, F64, U64
@@ -31,20 +32,6 @@ DOUBTED = 0.1  # share of the clips, those of the least gain, that are measured 
 _ABOUT = b"reelworks"
 _SPLIT = "BYTE_STREAM_SPLIT"  # for numbers whose upper bytes alone are alike
 _ASCENDING = "DELTA_BINARY_PACKED"
-_TYPES: Mapping[str, Any] = {
-    "key": np.uint64,
-    "bucket": np.int16,
-    "held_out": np.bool_,
-    "shown": np.int32,
-    "first": np.float32,
-    "settled": np.int32,
-    "longer": np.float32,
-    "recent": np.float32,
-    "measured": np.int16,
-    "level": np.float32,
-    "gain": np.float32,
-    "by_heart": np.float32,
-}
 
 
 class ClipLossError(Exception):
@@ -154,8 +141,7 @@ class ClipLosses:
         """Return the clips that were trained or measured as a Parquet file; equal tables give equal bytes."""
         known = np.flatnonzero((self.shown > 0) | (self.measured > 0))
         table = self.take(known[np.argsort(self.key[known])])
-        about = {f.name: getattr(self.about, f.name) for f in fields(LossesAbout)} | {"usual": vars(self.about.usual)}
-        text = files.to_json({"format": FORMAT_VERSION, **about})
+        text = files.to_json({"format": FORMAT_VERSION, **vars(self.about)})
         rows = pa.table(table.columns()).replace_schema_metadata({_ABOUT: text})
         file = io.BytesIO()
         split = {name: _SPLIT for name, dtype in _TYPES.items() if dtype is np.float32}
@@ -182,12 +168,14 @@ class ClipLosses:
             values = user_files.parse_json((rows.schema.metadata or {})[_ABOUT].decode())
             if values.pop("format") != FORMAT_VERSION:
                 raise ClipLossError("another version of Reelworks wrote them")
-            lists = {
-                "buckets": tuple(values["buckets"]),
-                "course": tuple((step, tuple(losses)) for step, losses in values["course"]),
-            }
-            about = LossesAbout(**values | lists | {"usual": Usual(**values["usual"])})
+            about = TypeAdapter(LossesAbout).validate_python(values)
             columns = {name: rows.column(name).to_numpy().astype(dtype) for name, dtype in _TYPES.items()}
         except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
             raise ClipLossError(f"they cannot be read ({error})") from error
         return cls(about, **columns)
+
+
+# The types of elements by column: NDArray[np.float32] stands for ndarray[…, dtype[float32]].
+_TYPES: Mapping[str, Any] = {
+    name: get_args(get_args(hint)[1])[0] for name, hint in get_type_hints(ClipLosses).items() if name != "about"
+}
