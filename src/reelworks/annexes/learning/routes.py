@@ -9,10 +9,10 @@ from typing import Literal
 from fastapi import APIRouter
 
 from reelworks.annexes.learning.learning import Learning
-from reelworks.annexes.page import datasets
+from reelworks.annexes.page import file_status
 from reelworks.annexes.page.clips import ClipView
 from reelworks.annexes.page.context import Context, PageContext, PageRun
-from reelworks.annexes.page.datasets import FileStatus
+from reelworks.annexes.page.file_status import FileStatus
 from reelworks.core import results
 from reelworks.core.arrays import U64
 from reelworks.core.errors import UserError
@@ -34,7 +34,7 @@ def get_learning(
     """Return clips of a run in an order, all of them or those with a word, and the counts of all; empty without losses."""
     saved = CheckpointFolder(run.checkpoints_folder)
     try:
-        known = _learning(str(run.path), tuple(datasets.status(saved.path(step)) for step in saved.steps()))
+        known = _learning(str(run.path), tuple(file_status.status(saved.path(step)) for step in saved.steps()))
     except UserError as error:
         if error.code != "no-clip-losses":
             raise

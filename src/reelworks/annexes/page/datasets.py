@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import overload
 from weakref import WeakValueDictionary
 
+from reelworks.annexes.page.file_status import FileStatus, status
 from reelworks.data.buckets import table
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.loader.dataset import Dataset
@@ -16,7 +17,6 @@ from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
 
 CATALOG_FILE = "catalog.json"
-FileStatus = tuple[int, int] | None  # time of change in nanoseconds and size; None if there is no such file
 _Key = tuple[str, Path, tuple[FileStatus, ...]]
 
 
@@ -54,12 +54,3 @@ def stamp(recipe: Recipe | None, catalog: Path) -> tuple[FileStatus, ...]:
         paths += [] if recipe.exclude_file is None else [Path(recipe.exclude_file)]
         paths += [RunFolder(Path(recipe.output)).recipe_file] if recipe.buckets.proposes else []
     return tuple(map(status, paths))
-
-
-def status(path: Path) -> FileStatus:
-    """Return the state of a file."""
-    try:
-        about = path.stat()
-    except OSError:
-        return None
-    return about.st_mtime_ns, about.st_size

@@ -7,13 +7,12 @@ import time
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from cachetools import LRUCache
 
-from reelworks.annexes.page import clips, datasets, understood
+from reelworks.annexes.page import clips, datasets, file_status, understood
 from reelworks.annexes.page.clips import ClipView
 from reelworks.annexes.page.datasets import Datasets
 from reelworks.annexes.page.workspace import Workspace, text_of
@@ -290,20 +289,13 @@ def _catalog_of(file: Path) -> Path | None:
     return None
 
 
-def _recipe(file: Path) -> Recipe:
-    """Read a recipe, unless its file is as it was: a list of many is asked for again and again."""
-    return _recipe_at(file, datasets.status(file))
-
-
-@lru_cache(maxsize=512)
-def _recipe_at(file: Path, _: datasets.FileStatus) -> Recipe:
-    return recipe_file.load(file)
+_recipe = file_status.kept(recipe_file.load, most=512)
 
 
 def _stamp(source: DataSource) -> tuple[Any, ...]:
     """Return what changes when a source must be read again."""
-    return (source.runs, datasets.status(source.file), *datasets.stamp(source.recipe, source.catalog))
+    return (source.runs, file_status.status(source.file), *datasets.stamp(source.recipe, source.catalog))
 
 
 def _runs_stamp(source: DataSource) -> tuple[Any, ...]:
-    return tuple(datasets.status(RunFolder(path).events_file) for path in source.runs)
+    return tuple(file_status.status(RunFolder(path).events_file) for path in source.runs)

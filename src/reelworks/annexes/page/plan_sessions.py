@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
-from reelworks.annexes.page import datasets, recipe_files
+from reelworks.annexes.page import datasets, file_status, recipe_files
 from reelworks.annexes.page.datasets import Datasets
 from reelworks.annexes.page.recipe_files import RecipeText
 from reelworks.annexes.page.workspace import Workspace
@@ -174,7 +174,8 @@ class PlanSessions:
 
     def is_scanned(self, recipe: Recipe) -> bool:
         """Return whether a recipe's catalog exists; raises `UserError` if it lies outside of the folders."""
-        return datasets.status(self._workspace.require(Path(recipe.catalog_folder)) / datasets.CATALOG_FILE) is not None
+        catalog = self._workspace.require(Path(recipe.catalog_folder))
+        return file_status.status(catalog / datasets.CATALOG_FILE) is not None
 
     async def answer(self, request: Request, compute: Callable[[], Any]) -> Response:
         """Compute one request at a time; those that the page has given up meanwhile are not computed."""

@@ -13,10 +13,10 @@ from urllib.parse import quote
 
 from cachetools import TTLCache, cached
 
-from reelworks.annexes.page import datasets, understood
+from reelworks.annexes.page import file_status, understood
 from reelworks.annexes.page.context import Context
-from reelworks.annexes.page.datasets import FileStatus
 from reelworks.annexes.page.event_index import SPARK_STEPS, SPEED_STEPS, EventIndex
+from reelworks.annexes.page.file_status import FileStatus
 from reelworks.annexes.page.jobs import PageJob
 from reelworks.annexes.page.workspace import key_of, text_of
 from reelworks.core import results, user_files
@@ -70,7 +70,7 @@ def row(context: Context, key: str, path: Path, jobs: Mapping[str, PageJob]) -> 
             "seconds_left": _seconds_left(index, last, total) if state["state"] == "running" else None,
             "bytes": _size(path),
             "changed": changed,
-            "model": _recipe(run).get("model", {}).get("name", ""),
+            "model": _toml(run.recipe_file).get("model", {}).get("name", ""),
             "reading": None if index.complete else index.read_bytes / index.total_bytes,
         }
     )
@@ -119,7 +119,7 @@ def overview(context: Context, key: str, run: RunFolder) -> Json:
 
 def coverage(run: RunFolder) -> list[Json]:
     """Return the numbers of clips by epoch, from the run's records, newest epoch first."""
-    return _coverage(str(run.path), datasets.status(run.events_file))
+    return _coverage(str(run.path), file_status.status(run.events_file))
 
 
 @lru_cache(maxsize=16)
@@ -212,27 +212,21 @@ def _output(context: Context, job: PageJob) -> Path | None:
     path = context.workspace.index().recipes.get(job.subject)
     if path is None:
         return None
-    values = _toml(str(path), path.stat().st_mtime_ns if path.exists() else 0)
-    output: str = values.get("output", f"runs/{path.stem}")
+    output: str = _toml(path).get("output", f"runs/{path.stem}")
     return context.workspace.roots[0] / output
 
 
-def _recipe(run: RunFolder) -> Json:
-    file = run.recipe_file
-    return _toml(str(file), file.stat().st_mtime_ns) if file.exists() else {}
-
-
-@lru_cache(maxsize=1 << 16)
-def _toml(path: str, _: int) -> Json:
+@file_status.kept
+def _toml(path: Path) -> Json:
     try:
-        return user_files.read_toml(Path(path))
+        return user_files.read_toml(path)
     except (OSError, ValueError):
         return {}
 
 
 def total_steps(run: RunFolder) -> int | None:
     """Return the step at which a run ends; None if that is not known."""
-    recipe = _recipe(run)
+    recipe = _toml(run.recipe_file)
     train, stages = recipe.get("train", {}), recipe.get("stage", [])
     ends: list[int | None] = [train.get("max_steps")]
     if stages and all("steps" in stage for stage in stages):

@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 
-from reelworks.core import digests, user_files
+from reelworks.annexes.page import file_status
+from reelworks.core import digests, toml, user_files
 from reelworks.core.errors import UserError
 from reelworks.data.run.folder import RunFolder
 
@@ -180,18 +180,10 @@ def _note(found: WorkspaceIndex, folder: Path, names: list[str], recipes: Mappin
                 found.recipes[key] = folder / name
 
 
+@file_status.kept
 def _is_recipe(path: Path) -> bool:
     try:
-        about = path.stat()
-    except OSError:
-        return False
-    return about.st_size < _MOST_RECIPE_BYTES and _reads_as_recipe(path, about.st_mtime_ns, about.st_size)
-
-
-@lru_cache(maxsize=1 << 16)
-def _reads_as_recipe(path: Path, *_: int) -> bool:
-    try:
-        values = user_files.read_toml(path)
+        values = toml.parse(user_files.read_text(path, _MOST_RECIPE_BYTES))
     except (OSError, ValueError):
         return False
     return "version" in values and ("dataset" in values or "model" in values)
