@@ -12,7 +12,7 @@ from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.scan import caption_names, caption_texts, listing
 from reelworks.data.catalog.scan.caption_names import NO_FILES
 from reelworks.data.catalog.scan.caption_texts import Unsettled, Waiting
-from reelworks.data.catalog.scan.source_files import Listing, SourceFile
+from reelworks.data.catalog.scan.source_files import SourceFile
 from reelworks.data.catalog.store import companions
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.store import Catalog
@@ -150,13 +150,14 @@ def _in_lists(rows: CatalogRows) -> list[bool]:
 
 def _of_source(given: str, root: str | None) -> CaptionSource:
     source = Source.from_path(given, root=root if is_list(given) else None)
-    files = listing.list_source(source)
-    in_list = files.captions is not None
-    clips = [
-        _listed(source, files, i, entry, in_list)
-        for i, entry in enumerate(files.entries)
-        if source.list_file is not None or formats.may_hold_clips(entry.path)  # each row of a list stays one
-    ]
+    files, clips = listing.list_source(source), list[tuple[CaptionClip, Unsettled | None]]()
+    for i, entry in enumerate(files.entries):
+        if source.list_file is None and not formats.may_hold_clips(entry.path):  # each row of a list stays one
+            continue
+        file = location.below(source.address, entry.path, entry.start, entry.size_bytes, entry.mtime_ns)
+        label = f"{source.name}/{entry.path}" + (f"[{entry.clip}]" if entry.clip else "")
+        in_list, caption = ("", None) if files.captions is None else (_IN_LIST, files.captions[i].as_py())
+        clips.append(_clip(label, source.address, entry, file, caption, in_list=in_list))
     return CaptionSource(given, source.address, _settled(clips), source.list_file)
 
 
@@ -169,17 +170,6 @@ def _settled(clips: Sequence[tuple[CaptionClip, Unsettled | None]]) -> tuple[Cap
     for i, caption, lost in waiting.settled():
         done[i] = replace(done[i], caption=caption, undecoded=lost[0] if lost else "")
     return tuple(done)
-
-
-def _listed(
-    source: Source, files: Listing, number: int, entry: SourceFile, in_list: bool
-) -> tuple[CaptionClip, Unsettled | None]:
-    file = location.below(source.address, entry.path, entry.start, entry.size_bytes, entry.mtime_ns)
-    frames = f"[{entry.clip}]" if entry.clip else ""
-    label = f"{source.name}/{entry.path}{frames}"
-    if not in_list:
-        return _clip(label, source.address, entry, file, None)
-    return _clip(label, source.address, entry, file, files.captions[number].as_py(), in_list=_IN_LIST)
 
 
 def _clip(

@@ -140,11 +140,9 @@ class CaptionRequest:
         """The program and its arguments."""
         assert self.command is not None
         try:
-            words = system.words_of(self.command)
+            words, problem = system.words_of(self.command), "it names no program"
         except ValueError as error:
             words, problem = (), f"it cannot be taken apart into words ({error})"
-        else:
-            problem = "it names no program"
         if not words:
             raise UserError(
                 problem,
