@@ -8,12 +8,10 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import suppress
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs
 
-from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from reelworks.core import digests
@@ -66,7 +64,7 @@ class Guard:
         if self._is_remote and scope["path"] == "/" and (query := parse_qs(scope["query_string"].decode("latin-1"))):
             await self._admit(query.get("token", [""])[0])(scope, receive, send)
             return
-        problem = self._problem(scope["method"], Headers(scope=scope))
+        problem = self._problem(scope["method"], HTTPConnection(scope))
         if problem is not None:
             status, text = problem
             await JSONResponse({"problem": text, "code": "refused"}, status, headers=HEADERS)(scope, receive, send)
@@ -91,7 +89,8 @@ class Guard:
     def _is_token(self, token: str) -> bool:
         return secrets.compare_digest(token.encode(), self._token.encode())
 
-    def _problem(self, method: str, headers: Headers) -> tuple[int, str] | None:
+    def _problem(self, method: str, asking: HTTPConnection) -> tuple[int, str] | None:
+        headers = asking.headers
         origin, host = headers.get("origin"), headers.get("host", "").lower()
         asks = headers.get("sec-fetch-site")  # in words of the browser, which no page can change
         named = _HOST.fullmatch(host)  # a name, and perhaps a port
@@ -101,7 +100,7 @@ class Guard:
         is_own = origin is None or origin.lower() in {f"{scheme}://{host}" for scheme in schemes}
         if asks in ("cross-site", "same-site") or not (is_own or (self._is_remote and asks == "same-origin")):
             return 403, "this server answers only to its own page"
-        if self._is_remote and not self._is_token(_cookie(headers, cookie_name(self._token))):
+        if self._is_remote and not self._is_token(asking.cookies.get(cookie_name(self._token), "")):
             return 401, "open the address with the token that `reelworks ui` printed"
         if method in _READING or self._is_token(headers.get(TOKEN_HEADER, "")):
             return None
@@ -111,14 +110,6 @@ class Guard:
 def cookie_name(token: str) -> str:
     """Return the name of the cookie with a token: browsers keep those of all ports of a machine together."""
     return f"reelworks_{digests.digest_bytes(token.encode())[:8]}"
-
-
-def _cookie(headers: Headers, name: str) -> str:
-    """Return the value of a cookie; nothing if there is none."""
-    with suppress(CookieError):
-        kept = SimpleCookie(headers.get("cookie", "")).get(name)
-        return "" if kept is None else kept.value
-    return ""
 
 
 _ENCODED = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
