@@ -280,15 +280,16 @@ def _why(clips: ClipView, row: int) -> str | None:
 
 def _reading(clips: ClipView, row: int) -> Json | None:
     """Return the frames that training reads of a clip and the crop's place; None for one without a bucket."""
-    window = thumbnails.window_of(clips, row) if clips.data.rows.height[row] > 0 else None
-    if window is None:
+    if clips.bucket[row] < 0 or clips.data.rows.height[row] <= 0:
         return None
     request, bucket = thumbnails.training_request(clips, row), clips.data.table.buckets[int(clips.bucket[row])]
-    first = thumbnails.first_frame(clips, row, request)
+    first, (top, left, height, width), whole = thumbnails.place(clips, row, request)
     last = first + int((bucket.shape.num_frames - 1) * request.step + 1e-6)
     end = int(clips.data.rows.first_frame[row] + clips.data.rows.num_frames[row])
+    window = {"left": left / whole.width, "width": width / whole.width}
+    window |= {"top": top / whole.height, "height": height / whole.height}
     return {
-        "window": results.as_json(window),
+        "window": window,
         "first": first,
         "last": min(last, end - 1),
         "of": end,

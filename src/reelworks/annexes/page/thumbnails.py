@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Literal
@@ -36,16 +36,6 @@ _CACHE_BYTES = 96 << 20
 _FORMAT = 1  # raise it when the pictures of the same request change
 _LEAST_MS, _MOST_MS = 40, 250  # that a frame of a loop is shown
 _LOOP_FPS = 8.0  # of clips without a bucket
-
-
-@dataclass(frozen=True)
-class Window:
-    """The crop in a whole frame, as shares of its sides."""
-
-    left: float
-    top: float
-    width: float
-    height: float
 
 
 class Pictures:
@@ -147,7 +137,7 @@ def request_of(clips: ClipView, row: int, kind: Kind, companion: str | None = No
     frames = {"thumbnail": 1, "whole": 1, "loop": _LOOP_FRAMES, "strip": _STRIP_FRAMES}[kind]
     if kind == "whole" and companion is None:
         upright = replace(request.augmentation, degrees=0.0)
-        request = replace(request, shape=_place(clips, row, request)[2], augmentation=upright)
+        request = replace(request, shape=place(clips, row, request)[2], augmentation=upright)
     return reduce_request(request, _LONG_PX[kind], frames)
 
 
@@ -185,20 +175,8 @@ def _of_companion(clips: ClipView, row: int, own: Request, kind: str) -> Request
     return found
 
 
-def window_of(clips: ClipView, row: int) -> Window | None:
-    """Return the place of the crop in a clip's whole frame; None without a bucket."""
-    if clips.bucket[row] < 0:
-        return None
-    _, (top, left, height, width), whole = _place(clips, row, training_request(clips, row))
-    return Window(left / whole.width, top / whole.height, width / whole.width, height / whole.height)
-
-
-def first_frame(clips: ClipView, row: int, request: Request) -> int:
-    """Return the number of the first source frame that a request reads."""
-    return _place(clips, row, request)[0]
-
-
-def _place(clips: ClipView, row: int, request: Request) -> tuple[int, tuple[int, int, int, int], Shape]:
+def place(clips: ClipView, row: int, request: Request) -> tuple[int, tuple[int, int, int, int], Shape]:
+    """Return the first frame that a request reads, and top, left, height and width of its crop in a whole frame of a shape."""
     rows = clips.data.rows
     source = Shape(int(rows.num_frames[row]), int(rows.height[row]), int(rows.width[row]))
     return contact_sheet.placed(request, source)
