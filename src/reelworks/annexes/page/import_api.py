@@ -65,6 +65,5 @@ def import_config(context: PageContext, wish: ImportForm) -> Json:
     if wish.trainer:
         arguments.append(f"--from={wish.trainer}")
     if wish.folder:
-        footage = context.workspace.folder(wish.folder)
-        arguments.append(f"--data={footage.relative_to(root) if footage.is_relative_to(root) else footage}")
+        arguments.append(f"--data={context.workspace.named_in_recipes(wish.folder)}")
     return add_job(context, "import", path.stem, arguments, key_of(path))

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from reelworks.annexes.page import recipe_files, recipe_form, uploads
 from reelworks.annexes.page.context import Context, PageContext
 from reelworks.annexes.page.jobs_api import add_job
+from reelworks.annexes.page.recipe_files import SaveForm
 from reelworks.annexes.page.workspace import key_of
 from reelworks.core import toml
 from reelworks.core.errors import UserError
@@ -63,13 +64,10 @@ class RecipeDraft(BaseModel):
     changes: list[RecipeEdit] = []
 
 
-class SaveText(BaseModel):
-    """A recipe's text to save; under another name if one is given."""
+class SaveText(SaveForm):
+    """A recipe's text to save."""
 
     text: str
-    digest: str
-    name: str | None = None
-    overwrite: bool = False
 
 
 routes = APIRouter(prefix="/new")
@@ -118,12 +116,12 @@ async def upload(context: PageContext, name: str, file: str, request: Request) -
 def make_lora(context: PageContext, wish: LoraForm) -> Json:
     root = context.workspace.roots[0]
     path = recipe_files.new_path(context.workspace, root, wish.name, overwrite=wish.overwrite)
-    data = _below(root, context.workspace.folder(wish.folder))
-    arguments = ["new", "lora", f"--model={wish.model}", f"--data={data}"]
+    folders = {kind: context.workspace.named_in_recipes(key) for kind, key in wish.companions.items()}
+    arguments = ["new", "lora", f"--model={wish.model}", f"--data={context.workspace.named_in_recipes(wish.folder)}"]
     arguments += [f"--trigger={wish.trigger}"] * bool(wish.trigger)
     arguments += [f"--weights={wish.weights}"] * bool(wish.weights)
     arguments += [f"--vram={wish.vram_gb:g}"] if wish.vram_gb is not None else []
-    arguments += [f"--{kind}={_below(root, context.workspace.folder(key))}" for kind, key in wish.companions.items()]
+    arguments += [f"--{kind}={folder}" for kind, folder in folders.items()]
     arguments += ["--force"] * wish.overwrite
     arguments += [f"--output={path.relative_to(root)}", "--json"]
     return add_job(context, "new", path.stem, arguments, key_of(path))
@@ -137,9 +135,7 @@ def get_form() -> list[Json]:
 @routes.get("/recipe/{key}")
 def get_recipe(context: PageContext, key: str) -> Json:
     read = recipe_files.read(context.workspace, key)
-    about: Json = {"key": key, "name": read.name, "path": context.workspace.label(read.path), "digest": read.digest}
-    about["is_of_run"] = read.is_of_run
-    return about | _check(context, read.text, read.path)
+    return recipe_files.about(context.workspace, key, read) | _check(context, read.text, read.path)
 
 
 @routes.post("/recipe/{key}/draft")
@@ -159,17 +155,7 @@ def check_draft(context: PageContext, key: str, draft: RecipeDraft) -> Json:
 def save(context: PageContext, key: str, wish: SaveText) -> Json:
     read = recipe_files.read(context.workspace, key)
     values, _ = recipe_files.parse_text(wish.text, read.path)
-    if wish.name is None:
-        recipe_files.save(read, wish.text, wish.digest)
-        return {"key": key, "path": context.workspace.label(read.path)}
-    shown = recipe_files.RecipeText(read.path, wish.text, values)
-    path = recipe_files.save_as(context.workspace, shown, values, wish.name, overwrite=wish.overwrite)
-    return {"key": key_of(path), "path": context.workspace.label(path)}
-
-
-def _below(root: Path, path: Path) -> Path:
-    """Return a path as recipes in the first root name it: relative if it lies inside, so that the root can be moved."""
-    return path.relative_to(root) if path.is_relative_to(root) else path
+    return recipe_files.save(context.workspace, read, wish.text, values, wish)
 
 
 def _model(name: str, preset: Preset) -> Json:

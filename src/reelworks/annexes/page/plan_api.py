@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import tomli_w
 from fastapi import APIRouter, Query, Request, Response
@@ -17,7 +16,7 @@ from reelworks.annexes.page import recipe_files, understood
 from reelworks.annexes.page.context import Context, PageContext
 from reelworks.annexes.page.jobs_api import add_job
 from reelworks.annexes.page.plan_sessions import Controls, PlanSession, invalid_controls
-from reelworks.annexes.page.workspace import key_of
+from reelworks.annexes.page.recipe_files import SaveForm
 from reelworks.core import digests, files
 from reelworks.core.errors import UserError
 from reelworks.core.results import Json
@@ -40,13 +39,10 @@ class Check(BaseModel):
     controls: Controls
 
 
-class Save(BaseModel):
-    """A request to save the controls: into the recipe, or as a new one of the given name."""
+class Save(SaveForm):
+    """A request to save the controls."""
 
     controls: Controls
-    digest: str
-    name: str | None = None
-    overwrite: bool = False
 
 
 routes = APIRouter(prefix="/plan")
@@ -62,31 +58,13 @@ def get_plan(context: PageContext, key: str, stage: Annotated[int, Query(ge=0)] 
     return _about(context, key, stage)
 
 
-@routes.get("/{key}/outline")
-async def get_outline(context: PageContext, key: str, controls: str, request: Request) -> Response:
-    return await _answer(context, key, controls, request, plan_forecast.outline)
-
-
-@routes.get("/{key}/advice")
-async def get_advice(context: PageContext, key: str, controls: str, request: Request) -> Response:
-    return await _answer(context, key, controls, request, plan_forecast.advice)
-
-
-@routes.get("/{key}/reasons")
-async def get_reasons(context: PageContext, key: str, controls: str, request: Request) -> Response:
-    return await _answer(context, key, controls, request, _name_left_out)
-
-
 @routes.post("/{key}/save")
 def save(context: PageContext, key: str, wish: Save) -> Json:
     session = context.plans.open(key, wish.controls.stage)
     values = session.values(wish.controls)
     session.parse(values)
-    if wish.name is not None:
-        path = recipe_files.save_as(context.workspace, session.text, values, wish.name, overwrite=wish.overwrite)
-        return {"key": key_of(path), "path": context.workspace.label(path)}
-    recipe_files.save(session.text, toml_text.rewrite(session.text.text, values), wish.digest)
-    return {"key": key, "path": context.workspace.label(session.text.path)}
+    text = toml_text.rewrite(session.text.text, values)
+    return recipe_files.save(context.workspace, session.text, text, values, wish)
 
 
 @routes.post("/{key}/scan")
@@ -106,16 +84,19 @@ def check(context: PageContext, key: str, wish: Check) -> Json:
         return add_job(context, "check", context.workspace.label(session.text.path), arguments, key)
 
 
-async def _answer(
-    context: Context, key: str, controls: str, request: Request, compute: Callable[[RecipeData, int], Any]
+@routes.get("/{key}/{part}")
+async def compute(
+    context: PageContext, key: str, part: Literal["outline", "advice", "reasons"], controls: str, request: Request
 ) -> Response:
+    """Return a part of the plan with the controls at some positions."""
     try:
         asked, plans = Controls.model_validate_json(controls), context.plans
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
         raise invalid_controls(first["msg"], "give a number in its range", field, first["input"]) from None
-    return await plans.answer(request, lambda: compute(plans.open(key, asked.stage).move(asked), asked.world))
+    of_part = {"outline": plan_forecast.outline, "advice": plan_forecast.advice, "reasons": _name_left_out}[part]
+    return await plans.answer(request, lambda: of_part(plans.open(key, asked.stage).move(asked), asked.world))
 
 
 def _row(context: Context, key: str, path: Path) -> Json:
@@ -135,12 +116,7 @@ def _about(context: Context, key: str, stage: int) -> Json:
     """Return what the page shows before the first plan: entries, buckets and the positions of the controls."""
     text = recipe_files.read(context.workspace, key)
     recipe = text.recipe
-    about: Json = {
-        "key": key,
-        "name": text.name,
-        "path": context.workspace.label(text.path),
-        "is_of_run": text.is_of_run,
-        "digest": text.digest,
+    about = recipe_files.about(context.workspace, key, text) | {
         "model": recipe.model.name,
         "output": recipe.output,
         "catalog": recipe.catalog_folder,

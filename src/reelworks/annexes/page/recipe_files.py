@@ -6,7 +6,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from reelworks.annexes.page.workspace import Workspace, text_of
+from pydantic import BaseModel
+
+from reelworks.annexes.page.workspace import Workspace, key_of, text_of
 from reelworks.core import digests, files, system, toml, user_files
 from reelworks.core.errors import UserError
 from reelworks.core.results import Json
@@ -73,7 +75,31 @@ def parse_text(text: str, path: Path) -> tuple[Json, Recipe]:
     return values, parse(values, path)
 
 
-def save(read: RecipeText, text: str, digest: str) -> None:
+class SaveForm(BaseModel):
+    """A request to save a recipe that was shown with a digest; under another name if one is given."""
+
+    digest: str
+    name: str | None = None
+    overwrite: bool = False
+
+
+def about(workspace: Workspace, key: str, read: RecipeText) -> Json:
+    """Return what the page shows of a recipe's file."""
+    named = {"key": key, "name": read.name, "path": workspace.label(read.path)}
+    return named | {"is_of_run": read.is_of_run, "digest": read.digest}
+
+
+def save(workspace: Workspace, read: RecipeText, text: str, values: Json, form: SaveForm) -> Json:
+    """Save a text and its values in place of a recipe's, or as a new one; return its key and place."""
+    if form.name is None:
+        path = read.path
+        _replace(read, text, form.digest)
+    else:
+        path = _save_as(workspace, RecipeText(read.path, text, values), form.name, overwrite=form.overwrite)
+    return {"key": key_of(path), "path": workspace.label(path)}
+
+
+def _replace(read: RecipeText, text: str, digest: str) -> None:
     """Replace a recipe's text, unless its file has another digest than the one that was shown."""
     if read.is_of_run:
         raise UserError(
@@ -94,18 +120,18 @@ def save(read: RecipeText, text: str, digest: str) -> None:
     files.write_for("RECIPE", read.path, text.encode())
 
 
-def save_as(workspace: Workspace, read: RecipeText, values: Json, name: str, *, overwrite: bool) -> Path:
-    """Write values as a new recipe beside another one, with its comments, a run folder of its own, and its catalog.
+def _save_as(workspace: Workspace, shown: RecipeText, name: str, *, overwrite: bool) -> Path:
+    """Write a recipe as a new one beside its file, with its comments, a run folder of its own, and its catalog.
 
     One of a run is written into the first root.
     """
-    folder = workspace.roots[0] if read.is_of_run else read.path.parent
+    folder = workspace.roots[0] if shown.is_of_run else shown.path.parent
     path = new_path(workspace, folder, name, overwrite=overwrite)
-    former = parse(values, read.path)
+    former = shown.recipe
     output = str(PurePath(former.output).with_name(path.stem))
-    changed = values | {"output": output, "catalog": former.catalog_folder}
+    changed = shown.values | {"output": output, "catalog": former.catalog_folder}
     parse(changed, path)
-    files.write_for("name", path, toml_text.rewrite(read.text, changed).encode())
+    files.write_for("name", path, toml_text.rewrite(shown.text, changed).encode())
     workspace.index(again=True)
     return path
 

@@ -104,9 +104,10 @@ class Workspace:
         """Return a catalog's folder by its key."""
         return self._path_of("catalogs", key, "catalog")
 
-    def folder(self, key: str) -> Path:
-        """Return a folder of footage by its key."""
-        return self._path_of("folders", key, "folder")
+    def named_in_recipes(self, key: str) -> Path:
+        """Return a folder of footage by its key, relative if it lies in the first root, so that this can be moved."""
+        folder = self._path_of("folders", key, "folder")
+        return folder.relative_to(self.roots[0]) if folder.is_relative_to(self.roots[0]) else folder
 
     def label(self, path: Path) -> str:
         """Return a path as people write it: relative to its root if there is only one."""
