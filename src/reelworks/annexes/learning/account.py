@@ -7,7 +7,7 @@ depends neither on the ranks nor on when it was asked for, and one that goes on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from reelworks.annexes.learning.losses import MEASURED, ClipLossError, ClipLosses, LossesAbout, Usual
 from reelworks.core import blocks
-from reelworks.core.arrays import F32, F64, I64
+from reelworks.core.arrays import F64, I64
 from reelworks.core.log import logger
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader.micro_batch import MicroBatch
@@ -24,8 +24,6 @@ from reelworks.data.loader.position import DataPosition
 from reelworks.models.objectives.config import NUM_TIMESTEPS
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.step import draws
-
-I16 = NDArray[np.int16]
 
 _PARTS = 10  # of the timesteps, between knots of the usual loss
 _KNOTS = np.linspace(0, NUM_TIMESTEPS, _PARTS + 1)
@@ -208,24 +206,11 @@ class ClipLossAccount:
         self.bring_together(world, step)
         return b"" if self._rows is None else self._rows.to_losses().to_bytes()
 
-    def note_measured(self, parts: list[Measured]) -> None:
-        """Add what all ranks measured; only on the main rank."""
+    @property
+    def of_all(self) -> _AccountRows:
+        """The account of all ranks, which the main rank has."""
         assert self._rows is not None
-        self._rows.note_measured(Measured.joined(parts))
-
-    def measured(self, uids: NDArray[np.uint64]) -> Callable[[], tuple[I16, F32]]:
-        """Return a function that tells how often clips were measured, and the gain of each; only on the main rank.
-
-        The number is `UNREADABLE` for clips that could not be.
-        """
-        assert self._rows is not None
-        rows, row = self._rows, self._rows.of_uids(uids)
-        return lambda: (rows.table.measured[row], rows.table.gain[row])
-
-    def keys(self, uids: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Return the keys of clips; only on the main rank."""
-        assert self._rows is not None
-        return self._rows.table.key[self._rows.of_uids(uids)]
+        return self._rows
 
 
 @dataclass
@@ -302,6 +287,7 @@ class _AccountRows:
         self.about = replace(self.about, course=course[::2] if len(course) > _MOST_POINTS else course)
 
     def note_measured(self, found: Measured) -> None:
+        """Add what all ranks measured; of a clip that could not be read, and never was, the number is `UNREADABLE`."""
         row, bucket, time, table = self.of_uids(found.uid), self._own[found.bucket], found.time, self.table
         captioned, uncaptioned = found.captioned, found.uncaptioned
         good = np.isfinite(captioned) & np.isfinite(uncaptioned) & (captioned > 0) & (uncaptioned > 0)

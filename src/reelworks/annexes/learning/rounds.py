@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from reelworks.annexes.learning.account import I16, ClipLossAccount, Measured
+from reelworks.annexes.learning.account import ClipLossAccount, Measured
 from reelworks.annexes.learning.losses import DOUBTED, FILE, MEASURED
 from reelworks.core import hash_rng
-from reelworks.core.arrays import F32, I64
+from reelworks.core.arrays import I64
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.loader.position import DataPosition
 from reelworks.data.schedule.plan import Samples
@@ -112,7 +112,7 @@ class ClipLossRounds(StepObserver):
             return
         parts: list[Any] = world.gather_data(measured)
         if world.is_main and clips:
-            account.note_measured([found for part in parts for found in part])
+            account.of_all.note_measured(Measured.joined(found for part in parts for found in part))
         account.visits += clips
         account.last = now.step
         training.log.event("clip_losses", step=now.step, clips=clips, seconds=time.monotonic() - began)
@@ -151,17 +151,17 @@ class ClipLossRounds(StepObserver):
         return self.training.data.each_clip()
 
     @cached_property
-    def _order(self) -> tuple[I64, Callable[[], tuple[I16, F32]]]:
-        """Order of the candidates by a draw of each, and what was measured of them, as `ClipLossAccount.measured` tells."""
-        uids, account = self._candidates[0].uid, self.account
-        drawn = hash_rng.hash64(self.training.data.recipe.seed, "clip_losses", account.keys(uids))
-        return np.argsort(drawn, kind="stable"), account.measured(uids)
+    def _order(self) -> tuple[I64, I64]:
+        """Order of the candidates by a draw of each, and their rows in the account."""
+        row = self.account.of_all.of_uids(self._candidates[0].uid)
+        drawn = hash_rng.hash64(self.training.data.recipe.seed, "clip_losses", self.account.of_all.table.key[row])
+        return np.argsort(drawn, kind="stable"), row
 
     def _choose(self, size: int) -> list[tuple[I64, I64]]:
         """Return indices of candidates and how often each was measured, by micro-batch."""
-        (clips, held_out), (order, measured) = self._candidates, self._order
+        (clips, held_out), (order, row), known = self._candidates, self._order, self.account.of_all.table
         kind = clips.bucket if clips.layout is None else clips.bucket << 20 | clips.layout
-        (times, gain), sizes = measured(), self.training.data.table.batch_sizes()
+        times, gain, sizes = known.measured[row], known.gain[row], self.training.data.table.batch_sizes()
         trained = (times > 0) & ~held_out
         lowest = trained & (gain <= np.quantile(gain[trained], DOUBTED)) if trained.any() else trained
         late = np.where(held_out, np.inf, np.where(lowest, times / MEASURED, times))
