@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ class NetworkValues(NamedTuple):
 
     place: int
     values: dict[str, float | bytes]
-    problems: tuple[str, ...]
+    problems: list[str]
 
 
 @dataclass
@@ -51,29 +51,26 @@ class Networks:
                 raise registry.not_loaded(kind, kind.weights, error, "measure") from error
         return self._loaded[entry]
 
-    def add(self, clip: WaitingClip) -> Iterator[NetworkValues]:
-        """Take a clip, and yield the values of several as soon as there are enough."""
+    def add(self, clip: WaitingClip) -> list[NetworkValues]:
+        """Take a clip, and return the values of several as soon as there are enough."""
         self._waiting.append(clip)
-        if len(self._waiting) >= _CLIPS_AT_ONCE:
-            yield from self.rest()
+        return self.rest() if len(self._waiting) >= _CLIPS_AT_ONCE else []
 
-    def rest(self) -> Iterator[NetworkValues]:
-        """Yield the values of all clips that wait."""
+    def rest(self) -> list[NetworkValues]:
+        """Return the values of all clips that wait."""
         clips, self._waiting = self._waiting, []
-        values: dict[int, dict[str, float | bytes]] = {clip.place: {} for clip in clips}
-        problems: dict[int, list[str]] = {clip.place: [] for clip in clips}
+        found = [NetworkValues(clip.place, {}, []) for clip in clips]
         for entry, kind in self.kinds.items():
-            mine = [clip for clip in clips if entry in clip.entries]
+            mine = [one for one, clip in zip(found, clips, strict=True) if entry in clip.entries]
             if not mine:
                 continue
             try:
-                found = self.load(entry).of_clips([clip.pictures for clip in mine])
-                for clip, of_clip in zip(mine, found, strict=True):
-                    values[clip.place] |= registry.by_label(kind, of_clip)
+                values = self.load(entry).of_clips([clip.pictures for clip in clips if entry in clip.entries])
+                for one, of_clip in zip(mine, values, strict=True):
+                    one.values.update(registry.by_label(kind, of_clip))
             except UserError:
                 raise
             except Exception as error:  # a network may raise anything
-                for clip in mine:
-                    problems[clip.place].append(f"{kind.name}: {type(error).__name__}: {error}")
-        for clip in clips:
-            yield NetworkValues(clip.place, values[clip.place], tuple(problems[clip.place]))
+                for one in mine:
+                    one.problems.append(f"{kind.name}: {type(error).__name__}: {error}")
+        return found
