@@ -209,7 +209,7 @@ class _Search:
                     band.pairs(plain, in_order, hashes, turned) for (_, hashes), turned, (band, in_order) in jobs
                 )
                 for new in threads.map(partial(self.likely, down), [job[0][0] for job in jobs], candidates):
-                    self.found = np.sort(np.concatenate([self.found, new[~_within(new, self.found)]]))
+                    self.found = np.sort(np.concatenate([self.found, new[blocks.find(self.found, new) < 0]]))
 
     def _hashes(
         self, frame: int, down: _Span, all_across: Sequence[_Span], threads: ThreadPoolExecutor
@@ -245,7 +245,7 @@ class _Search:
         keys = np.concatenate(light)
         del light
         keys.sort()
-        keys = keys[(np.diff(keys >> 1, prepend=-1) != 0) & ~_within(keys >> 1, self.found)]
+        keys = keys[(np.diff(keys >> 1, prepend=-1) != 0) & (blocks.find(self.found, keys >> 1) < 0)]
         pairs = self.usable[np.stack(np.divmod(keys >> 1, count), axis=1)]
         pairs[keys & 1 == 1] = pairs[keys & 1 == 1, ::-1]
         spans = _cosines(_COMPARED) @ _resampled(*down), _cosines(_COMPARED) @ _resampled(*across)
@@ -260,12 +260,6 @@ class _Search:
             for side, (down, across) in enumerate(((whole, whole), (rows, columns)))
         )
         return np.asarray(_correlation(a, b) >= _LIKELY)
-
-
-def _within(numbers: NDArray[np.int64], known: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which numbers, in order, are among those that are known, in order."""
-    at = np.minimum(np.searchsorted(known, numbers), max(len(known) - 1, 0))
-    return known[at] == numbers if len(known) else np.zeros(len(numbers), dtype=np.bool_)
 
 
 def _alike(frames_N2XX: NDArray[np.uint8], pairs: Pairs) -> NDArray[np.bool_]:
