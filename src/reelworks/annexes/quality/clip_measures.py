@@ -162,25 +162,36 @@ def _is_free(name: str) -> bool:
     return name.isidentifier() and not keyword.iskeyword(name) and not taken
 
 
-@final
-class Classes(FrameNetwork):
-    """Probability of each label of an image classifier: watermarks, faces, or whatever it was trained for."""
+class _LabelNetwork(FrameNetwork):
+    """A measure by a network that knows labels, which its `config.json` names, with columns for each."""
 
-    name, version, reads = "classes", 2, ("stills",)
+    reads = ("stills",)
     columns: tuple[Column, ...] = ()
-    pictures_px = 512
+    network: str  # class of transformers
 
     def __init__(self, weights: Path) -> None:
         self._device = machine.default_device()
-        self._model = networks.frozen("AutoModelForImageClassification", str(weights), self._device)
+        self._model = networks.frozen(self.network, str(weights), self._device)
         self._processor = networks.pretrained("AutoImageProcessor", str(weights))
-        self._numbers = [*_numbers_by_name(_labels(weights)).values()]
+        self._numbers = [*self._named(weights).values()]
 
     @staticmethod
-    def columns_of(weights: Path) -> tuple[Column, ...]:
+    def _named(weights: Path) -> dict[str, list[int]]:
+        """Return the numbers of each label, by the name that its columns begin with."""
+        return _numbers_by_name(_labels(weights))
+
+
+@final
+class Classes(_LabelNetwork):
+    """Probability of each label of an image classifier: watermarks, faces, or whatever it was trained for."""
+
+    name, version, pictures_px = "classes", 2, 512
+    network = "AutoModelForImageClassification"
+
+    @classmethod
+    def columns_of(cls, weights: Path) -> tuple[Column, ...]:
         """Return a column for each label in `config.json`."""
-        labels = _labels(weights)
-        named = _numbers_by_name(labels).items()
+        labels, named = _labels(weights), cls._named(weights).items()
         return tuple(Column(name, "0 to 1", f"probability of {labels[numbers[0]]!r}") for name, numbers in named)
 
     def of_frames(self, frames: Sequence[Frames], captions: Sequence[str]) -> Values:
@@ -190,20 +201,13 @@ class Classes(FrameNetwork):
 
 
 @final
-class Objects(FrameNetwork):
+class Objects(_LabelNetwork):
     """Objects of each label that a detector finds: their share of the frame's area, mean over frames, and the most in a frame."""
 
-    name, version, reads = "objects", 2, ("stills",)
-    columns: tuple[Column, ...] = ()
+    name, version, network = "objects", 2, "AutoModelForObjectDetection"
     pictures_px = 800  # to which DETR and its kin resize the shorter side
     of_largest = slice(1, None, 2)
     least_score = 0.5  # as the detectors' own examples show boxes
-
-    def __init__(self, weights: Path) -> None:
-        self._device = machine.default_device()
-        self._model = networks.frozen("AutoModelForObjectDetection", str(weights), self._device)
-        self._processor = networks.pretrained("AutoImageProcessor", str(weights))
-        self._numbers = [*self._named(weights).values()]
 
     @staticmethod
     def _named(weights: Path) -> dict[str, list[int]]:
