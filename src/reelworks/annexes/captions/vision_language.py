@@ -104,10 +104,8 @@ class ModelCaptioner:
         new_BL = made if _is_encoder_decoder(self._model) else made[:, length:]
         texts = self._processor.batch_decode(new_BL, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         config = self._model.generation_config  # whose tokens end or pad a text
-        ends = {
-            *(config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]),
-            config.pad_token_id,
-        }
+        eos = config.eos_token_id
+        ends = {config.pad_token_id, *(eos if isinstance(eos, list) else [eos])}
         is_cut = [new_BL.shape[1] >= self._tokens and int(line[-1]) not in ends for line in new_BL]
         return [Answer(text, cut) for text, cut in zip(texts, is_cut, strict=True)]
 
@@ -214,9 +212,7 @@ def _load(request: CaptionRequest, device: torch.device) -> tuple[Any, Any, Path
     transformers = optional_imports.transformers()
     name = _folder(request)
     options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
-    wanted = request.dtype
-    if wanted == "auto":
-        wanted = "float32" if device.type == "cpu" else "auto"
+    wanted = "float32" if request.dtype == "auto" and device.type == "cpu" else request.dtype
     dtype = wanted if wanted == "auto" else getattr(torch, wanted)
     try:
         config = transformers.AutoConfig.from_pretrained(name, **options)  # refuses code of the repository first
