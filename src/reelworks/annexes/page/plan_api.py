@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,7 +19,6 @@ from reelworks.annexes.page.recipe_files import SaveForm
 from reelworks.core import digests, files
 from reelworks.core.errors import UserError
 from reelworks.core.results import Json
-from reelworks.data.buckets.entry import Entry
 from reelworks.data.buckets.opensora.parse import MOST_CLIPS
 from reelworks.data.loader.left_out import Rejection, by_reason
 from reelworks.reports import run_facts
@@ -130,30 +128,21 @@ def _about(context: Context, key: str, stage: int) -> Json:
     session = context.plans.open(key, stage)
     data = session.data
     given = [(entry.resolution, frames) for entry in data.recipe.bucket for frames in entry.frames()]
+    place = {shape: given.index(shape) for shape in given}  # among the controls
     return about | {
         "controls": session.saved.model_dump(mode="json"),
         "degree": data.recipe.parallel.group_size,
         "chosen": None if data.chosen is None else data.chosen.lines,
-        "entries": [_entry(entry, given) for entry in data.table.entries],
+        "entries": [
+            {name: getattr(entry, name) for name in ("resolution", "num_frames", "pixels")}
+            | {"label": str(entry), "place": place.get((entry.resolution, entry.num_frames))}
+            for entry in data.table.entries
+        ],
         "buckets": [
             {name: getattr(b, name) for name in ("name", "entry", "ratio", "tokens", "sequence_degree")}
             | asdict(b.shape)
             for b in data.table.buckets
         ],
-    }
-
-
-def _entry(entry: Entry, given: list[tuple[str, int]]) -> Json:
-    """Return an entry, with its place among the controls; None if the recipe does not list it."""
-    place = None
-    with suppress(ValueError):
-        place = given.index((entry.resolution, entry.num_frames))
-    return {
-        "label": str(entry),
-        "resolution": entry.resolution,
-        "num_frames": entry.num_frames,
-        "pixels": entry.pixels,
-        "place": place,
     }
 
 
