@@ -57,10 +57,8 @@ class DataSource:
     @property
     def scanned(self) -> float:
         """Return when the catalog last changed, in seconds since 1970; 0 if there is none."""
-        try:
-            return (self.catalog / "catalog.json").stat().st_mtime
-        except (FileNotFoundError, NotADirectoryError):
-            return 0.0
+        found = file_status.status(self.catalog / datasets.CATALOG_FILE)
+        return 0.0 if found is None else found[0] / 1e9
 
 
 @dataclass
@@ -118,12 +116,9 @@ class Library:
 
     def _runs_of(self, recipe: Recipe, catalog: Path) -> tuple[Path, ...]:
         """Return the runs whose folder a recipe names, or that use its catalog."""
-        found = []
-        for path in self._workspace.index().runs.values():
-            used = _catalog_of(RunFolder(path).recipe_file)
-            if path.resolve() == Path(recipe.output).resolve() or (used is not None and used.resolve() == catalog):
-                found.append(path)
-        return tuple(found)
+        output = Path(recipe.output).resolve()
+        runs = self._workspace.index().runs.values()
+        return tuple(p for p in runs if p.resolve() == output or _catalog_of(RunFolder(p).recipe_file) == catalog)
 
     def list_rows(self) -> list[Json]:
         """Return a line for each recipe and catalog; those of usual size begin to be read."""
@@ -283,9 +278,9 @@ class Library:
 
 
 def _catalog_of(file: Path) -> Path | None:
-    """Return the folder of the catalog that a run's recipe names; None if it cannot be read."""
+    """Return the resolved folder of the catalog that a run's recipe names; None if it cannot be read."""
     with suppress(UserError):
-        return Path(_recipe(file).catalog_folder)
+        return Path(_recipe(file).catalog_folder).resolve()
     return None
 
 
