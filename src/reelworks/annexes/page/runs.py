@@ -136,14 +136,8 @@ def previews(context: Context, key: str, run: RunFolder) -> list[Json]:
     def files(event: Event) -> list[Json]:
         names = event.get("files", [])
         prompts = [*event.get("prompts", []), *[""] * len(names)]
-        return [
-            {
-                "prompt": prompt,
-                "url": f"api/runs/{key}/samples/{quote(name)}" if (folder / name).is_file() else None,
-                "video": MEDIA.get(Path(name).suffix.lower(), "").startswith("video/"),
-            }
-            for name, prompt in zip(names, prompts, strict=False)
-        ]
+        shown = zip(names, prompts, strict=False)
+        return [{"prompt": prompt} | _media(f"api/runs/{key}/samples", folder, name) for name, prompt in shown]
 
     return [{"step": step, "by": event.get("by"), "files": files(event)} for step, event in sorted(by_step.items())]
 
@@ -153,16 +147,19 @@ def measured(key: str, run: RunFolder) -> Json | None:
     found = run_facts.measured(run)
     if found is None:
         return None
-
-    def clip(file: Path) -> Json:
-        place = quote(file.relative_to(run.evaluations_folder).as_posix())
-        return {
-            "url": f"api/runs/{key}/evaluations/{place}" if file.is_file() else None,
-            "video": MEDIA.get(file.suffix.lower(), "").startswith("video/"),
-        }
-
-    rows = [results.as_json(row) | {"clips": [clip(file) for file in row.clips]} for row in found.rows]
+    address, folder = f"api/runs/{key}/evaluations", run.evaluations_folder
+    rows = [
+        results.as_json(row)
+        | {"clips": [_media(address, folder, file.relative_to(folder).as_posix()) for file in row.clips]}
+        for row in found.rows
+    ]
     return dict(results.as_json(found)) | {"rows": rows}
+
+
+def _media(address: str, folder: Path, name: str) -> Json:
+    """Return the address of a generated file below that of its folder, None if it is gone, and whether it is a video."""
+    is_video = MEDIA.get(Path(name).suffix.lower(), "").startswith("video/")
+    return {"url": f"{address}/{quote(name)}" if (folder / name).is_file() else None, "video": is_video}
 
 
 def _state(context: Context, job: PageJob | None, run: RunFolder, index: EventIndex) -> Json:
