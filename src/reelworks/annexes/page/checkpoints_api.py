@@ -149,27 +149,27 @@ def generate(context: PageContext, key: str, step: int, options: GenerationForm)
 def list_made(key: str, run: PageRun) -> list[Json]:
     return [
         {
-            "name": text_of(path.relative_to(run.path).as_posix()),
+            "name": text_of(name),
             "path": text_of(path),
             "step": int(found[1]) if (found := _STEP.search(path.name)) else None,
-            "url": f"api/runs/{key}/checkpoints/made/{quote(path.relative_to(run.path).as_posix())}",
+            "url": f"api/runs/{key}/checkpoints/made/{quote(name)}",
             "bytes": path.stat().st_size,
             "time": path.stat().st_mtime,
             "media": MEDIA.get(path.suffix.lower(), ""),
         }
-        for path in _made_files(run)
+        for name, path in _made_files(run).items()
     ]
 
 
 @routes.get("/made/{name:path}")
 def get_made(run: PageRun, name: str) -> FileResponse:
-    for path in _made_files(run):
-        if path.relative_to(run.path).as_posix() == name:
-            media = MEDIA.get(path.suffix.lower())
-            if media is not None:
-                return FileResponse(path, media_type=media)
-            return FileResponse(path, media_type="application/octet-stream", filename=path.name)
-    raise UserError("there is no such file", code="not-found", field="file", value=name, remedy="load the page again")
+    path = _made_files(run).get(name)
+    if path is None:
+        remedy = "load the page again"
+        raise UserError("there is no such file", code="not-found", field="file", value=name, remedy=remedy)
+    if (media := MEDIA.get(path.suffix.lower())) is not None:
+        return FileResponse(path, media_type=media)
+    return FileResponse(path, media_type="application/octet-stream", filename=path.name)
 
 
 def _place(context: Context, key: str, step: int, name: str) -> tuple[RunFolder, CheckpointFolder, Path]:
@@ -180,8 +180,8 @@ def _place(context: Context, key: str, step: int, name: str) -> tuple[RunFolder,
     return run, store, run.path / name
 
 
-def _made_files(run: RunFolder) -> list[Path]:
-    """Return exported weights and what was generated from checkpoints, newest first; links are left out."""
+def _made_files(run: RunFolder) -> dict[str, Path]:
+    """Return exported weights and what was generated from checkpoints by name, newest first; links are left out."""
     kinds = {run.exports_folder: {".safetensors"}, run.path / _GENERATED: set(MEDIA)}
     found = [
         path
@@ -189,7 +189,8 @@ def _made_files(run: RunFolder) -> list[Path]:
         for path in folder.rglob("*")
         if path.suffix.lower() in suffixes and path.is_file() and path.resolve().is_relative_to(run.path.resolve())
     ]
-    return sorted(found, key=lambda path: -path.stat().st_mtime)
+    found.sort(key=lambda path: -path.stat().st_mtime)
+    return {path.relative_to(run.path).as_posix(): path for path in found}
 
 
 def _open(run: RunFolder) -> tuple[CheckpointFolder, CheckpointsConfig]:

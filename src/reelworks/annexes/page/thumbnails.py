@@ -23,6 +23,7 @@ from reelworks.data.media import location
 from reelworks.data.media.decode import Frames, Request
 from reelworks.data.media.decode_pool import DecodePool, Failure
 from reelworks.data.media.location import Location, MediaPath
+from reelworks.reports import previews
 from reelworks.training.coverage import contact_sheet
 
 Kind = Literal["thumbnail", "loop", "strip", "whole"]
@@ -151,15 +152,8 @@ def training_request(clips: ClipView, row: int) -> Request:
     height, width, count = int(rows.height[row]), int(rows.width[row]), int(rows.num_frames[row])
     frames = 1 if rows.is_image[row] else min(_LOOP_FRAMES, count)
     step = max(min(float(rows.fps[row]) / _LOOP_FPS, (count - 1) / max(frames - 1, 1)), 1.0)
-    return Request(
-        path=rows.file(row),
-        is_image=bool(rows.is_image[row]),
-        shape=Shape(frames, height, width),
-        step=step,
-        first_frame=int(rows.first_frame[row]),
-        num_frames=count if rows.is_range[row] else None,
-        size=(height, width),
-    )
+    first = previews.first_frame(rows, row, max(height, width))
+    return replace(first, shape=Shape(frames, height, width), step=step, size=(height, width))
 
 
 def _of_companion(clips: ClipView, row: int, own: Request, kind: str) -> Request:
