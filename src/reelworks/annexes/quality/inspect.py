@@ -125,11 +125,7 @@ def write_inspection(inspection: Inspection, catalog: Path, file: Path) -> None:
         name=catalog.resolve().name,
         path=catalog,
         headline=headline(inspection),
-        advice=inspection.advice,
-        histograms=inspection.histograms,
-        folders=inspection.folders,
-        proposal=inspection.proposal,
-        columns=inspection.columns,
+        inspection=inspection,
         pictures=columns.thumbnails(inspection.counted.rows, shown),
     )
     files.write_for("--html", file, text.encode())
