@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from benchmarks import _measured_cases as cases
 from benchmarks._results import keep
 from reelworks.annexes.quality import registry, sampling
+from reelworks.annexes.quality.measure import SampledClip
 from reelworks.annexes.quality.picture import TEXT_PACKAGE
 from reelworks.annexes.quality.run import measure_catalog
 from reelworks.annexes.quality.sampling import MeasureRequest
@@ -147,7 +148,7 @@ def speeds(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
         grained = (drawn.noisy(rng, frame, 2.0) for frame in shown)  # as of a camera
         path, at = folder / f"{height}.mp4", np.arange(2 * drawn.SAMPLE_RATE, dtype=np.float32)
         drawn.write_clip(path, grained, crf=23, preset="medium", sound_S=np.sin(at / 20))
-        requests.append(MeasureRequest(path, False, height, width, 0, 49, 24.0, True, ()))
+        requests.append(MeasureRequest(SampledClip(path, False, height, width, 49, 24.0), 0, True, ()))
 
     def seconds(work: Callable[[MeasureRequest], object]) -> float:
         began = time.process_time()

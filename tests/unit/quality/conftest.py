@@ -25,7 +25,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     real = sampling.measure
 
     def counted(request: sampling.MeasureRequest) -> sampling.Measurement:
-        names.append(request.path.name)
+        names.append(request.clip.path.name)
         return real(request)
 
     monkeypatch.setattr(executors, "WorkerPool", ThreadCalls)

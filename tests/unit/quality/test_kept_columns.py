@@ -105,7 +105,7 @@ def test_what_replaced_a_file_since_the_scan_gets_no_value_of_its_former_content
 
     def replaces_b(request: sampling.MeasureRequest, *reads: frozenset[str]) -> object:
         clip = real(request, *reads)
-        if request.path.name == "b.png":
+        if request.clip.path.name == "b.png":
             write(tmp_path / "d" / "b.png", 8)
         return clip
 

@@ -26,9 +26,8 @@ def values(path: Path, *names: str, first: int = 0, frames: int | None = None) -
     """Measure a file, and return the values by the names of columns."""
     p = probe.probe(path)
     count = p.num_frames if frames is None else frames
-    request = MeasureRequest(
-        path, p.kind == "image", p.height, p.width, first, count, p.fps, bool(p.sound), tuple(names or registry.names())
-    )
+    clip = SampledClip(path, p.kind == "image", p.height, p.width, count, p.fps)
+    request = MeasureRequest(clip, first, bool(p.sound), tuple(names or registry.names()))
     found = sampling.measure(request)
     assert not found.problems
     return {name.partition(":")[2]: value for name, value in found.values.items() if isinstance(value, float)}
@@ -265,7 +264,7 @@ def test_a_range_is_measured_alone(wide: drawn.Frame, tmp_path: Path) -> None:
 def test_only_runs_of_a_long_clip_are_read(wide: drawn.Frame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "MOST_FRAMES", 24)
     file = clip(tmp_path, drawn.pan(wide, 60, HEIGHT, WIDTH, 2.0))
-    request = MeasureRequest(file, False, HEIGHT, WIDTH, 0, 60, FPS, False, ())
+    request = MeasureRequest(SampledClip(file, False, HEIGHT, WIDTH, 60, FPS), 0, False, ())
     read = sampling.sample(request, frozenset(("runs", "stills")))
     assert len(read.runs) == 24
     assert read.is_next.sum() == 12
@@ -285,7 +284,7 @@ def test_the_first_and_the_last_frame_of_a_long_clip_are_read(
     count = 60 - 2 * first
     shown = [dark] * 60
     shown[first] = shown[first + count - 1] = light
-    request = MeasureRequest(clip(tmp_path, shown), False, HEIGHT, WIDTH, first, count, FPS, False, ())
+    request = MeasureRequest(SampledClip(clip(tmp_path, shown), False, HEIGHT, WIDTH, count, FPS), first, False, ())
     luma = sampling.sample(request, frozenset(("runs",))).runs.mean(axis=(1, 2))
     assert (luma > 150).tolist() == [True, *[False] * 22, True]
 

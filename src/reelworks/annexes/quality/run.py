@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.annexes.quality import registry, sampling
-from reelworks.annexes.quality.measure import ClipPictures, ComparedClips
+from reelworks.annexes.quality.measure import ClipPictures, ComparedClips, SampledClip
 from reelworks.annexes.quality.networks import Networks, WaitingClip
 from reelworks.annexes.quality.sampling import Measurement, MeasureRequest
 from reelworks.core import executors, files, machine
@@ -125,14 +125,14 @@ def measure_catalog(
         else:
             keyed, kept = _Keyed.open(catalog, measures), KeptMeasures(path)
             known = _kept_values(measures, keyed, kept)
-            rows, pending = keyed.rows, _pending(keyed, measures, known)
+            pending = _pending(keyed, measures, known)
             measured = len(pending.rows)
             single = {entry: kind for entry, kind in measures.items() if not registry.compares(kind)}
             # What is measured now is read again, and what is compared is read where it is.
             known = {} if measured else {entry: known[entry] for entry in single}
-            failed = (
-                _measure_all(rows, pending, kept, connection, on_progress, engine, timeout_seconds) if measured else []
-            )
+            failed = []
+            if measured:
+                failed = _measure_all(pending, kept, connection, on_progress, engine, timeout_seconds)
             with lock.hold(path / ".lock", doing="scan", field="catalog", remedy=_REMEDY):
                 newest = Catalog.open(path)
                 if newest.parts != catalog.parts:  # a scan found other clips meanwhile
@@ -194,12 +194,14 @@ class _ToMeasure(NamedTuple):
     """Clips to measure: one row for each content that lacks a measure, those of a file beside each other.
 
     Attributes:
+        among: The clips of the catalog, whose indices `rows` are.
         keys: Of the contents.
         caption_keys: Of the contents with their captions, under which what depends on these is kept.
         missing: Mask `[N, measures]` of the measures that each lacks.
         kinds: The measures by their entries.
     """
 
+    among: CatalogRows
     rows: NDArray[np.int64]
     keys: U64
     caption_keys: U64
@@ -232,24 +234,22 @@ def _pending(clips: _Keyed, measures: Mapping[str, type[Any]], known: Mapping[st
     some = clips.rows.take(needed)  # of whose columns no more is read
     paths, first = some.path.to_pylist(), some.first_frame
     order = needed[np.array(sorted(range(len(needed)), key=lambda i: (paths[i], first[i])), dtype=np.int64)]
-    return _ToMeasure(order, clips.keys[order], clips.caption_keys[order], missing[order], measures)
+    return _ToMeasure(clips.rows, order, clips.keys[order], clips.caption_keys[order], missing[order], measures)
 
 
 def _of_caption(kind: type[Any]) -> bool:
     return "caption" in kind.reads
 
 
-def _requests(rows: CatalogRows, pending: _ToMeasure) -> Iterator[MeasureRequest]:
+def _requests(pending: _ToMeasure) -> Iterator[MeasureRequest]:
+    rows = pending.among
     for index, row in enumerate(pending.rows.tolist()):
         of_networks = pending.entries(index, of_networks=True)
+        height, width, num_frames = int(rows.height[row]), int(rows.width[row]), int(rows.num_frames[row])
+        clip = SampledClip(rows.file(row), bool(rows.is_image[row]), height, width, num_frames, float(rows.fps[row]))
         yield MeasureRequest(
-            rows.file(row),
-            bool(rows.is_image[row]),
-            int(rows.height[row]),
-            int(rows.width[row]),
+            clip,
             int(rows.first_frame[row]),
-            int(rows.num_frames[row]),
-            float(rows.fps[row]),
             bool(rows.has_sound[row]),
             pending.entries(index, of_networks=False),
             max((pending.kinds[entry].pictures_px for entry in of_networks), default=0),
@@ -258,7 +258,6 @@ def _requests(rows: CatalogRows, pending: _ToMeasure) -> Iterator[MeasureRequest
 
 
 def _measure_all(
-    rows: CatalogRows,
     pending: _ToMeasure,
     kept: KeptMeasures,
     connection: AbstractContextManager[Executor],
@@ -270,25 +269,20 @@ def _measure_all(
     with connection as executor:
         found = probe_pool.map_ordered(
             sampling.measure,
-            _requests(rows, pending),
+            _requests(pending),
             workers=executor.calls_at_once,
             processes=executor.pool(),
             failed=sampling.failed,
             most_seconds=lambda chunk: timeout_seconds,
             chunk_size=_CLIPS_PER_CALL,
         )
-        return _collect(rows, pending, kept, found, on_progress, engine)
+        return _collect(pending, kept, found, on_progress, engine)
 
 
 def _collect(
-    rows: CatalogRows,
-    pending: _ToMeasure,
-    kept: KeptMeasures,
-    found: Iterator[Measurement],
-    on_progress: OnClips | None,
-    engine: str,
+    pending: _ToMeasure, kept: KeptMeasures, found: Iterator[Measurement], on_progress: OnClips | None, engine: str
 ) -> list[tuple[str, str]]:
-    failed: list[tuple[str, str]] = []
+    rows, failed = pending.among, list[tuple[str, str]]()
     waiting: dict[int, dict[str, float | bytes]] = {}
     networks = Networks({entry: kind for entry, kind in pending.kinds.items() if registry.runs_network(kind)})
     of_caption = {name for kind in pending.kinds.values() if _of_caption(kind) for name in registry.labels(kind)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
@@ -32,18 +32,15 @@ STILLS = 3
 _SMALL_PX = 96
 _NO_FRAMES = np.zeros((0, 1, 1), dtype=np.float32)
 _SAMPLE_RATE, _MOST_SECONDS = 48_000, 120.0
+# Stills, frames at the small size, and the numbers of these in the file.
+_Read: TypeAlias = tuple[list[NDArray[np.uint8]], NDArray[np.float32], NDArray[np.int64]]
 
 
 class MeasureRequest(NamedTuple):
-    """A request to apply measures, by their entries, to one clip."""
+    """A request to apply measures, by their entries, to one clip, of which nothing is decoded yet."""
 
-    path: MediaPath
-    is_image: bool
-    height: int
-    width: int
+    clip: SampledClip
     first_frame: int
-    num_frames: int
-    fps: float
     has_sound: bool
     measures: tuple[str, ...]
     pictures_px: int = 0  # the shorter side of the frames that networks see; 0 for none
@@ -72,7 +69,7 @@ def measure(request: MeasureRequest) -> Measurement:
 
 def _has_changed(request: MeasureRequest) -> bool:
     try:
-        return request.scanned is not None and not location.is_as_scanned(request.path, *request.scanned)
+        return request.scanned is not None and not location.is_as_scanned(request.clip.path, *request.scanned)
     except OSError:
         return False  # why it cannot be read is told by who reads it
 
@@ -107,7 +104,7 @@ def _measured(request: MeasureRequest) -> Measurement:
                 problems.append(f"{one.name}: {type(error).__name__}: {error}")
         if for_network:
             pictures = np.stack([_shrunk(still.rgb[still.active], request.pictures_px) for still in clip.stills])
-    unseen = bool(problems) and not values and pictures is None and location.is_missing(request.path)
+    unseen = bool(problems) and not values and pictures is None and location.is_missing(request.clip.path)
     return Measurement(values, tuple(problems), socket.gethostname() if unseen else "", pictures)
 
 
@@ -131,48 +128,44 @@ def sample(request: MeasureRequest, reads: frozenset[str]) -> SampledClip:
     Raises:
         MediaError: It cannot be read.
     """
-    return decode.with_reasons(request.path, lambda path: _sample(request._replace(path=path), reads))
+    return decode.with_reasons(request.clip.path, lambda path: _sample(request, path, reads))
 
 
-def _sample(clip: MeasureRequest, reads: frozenset[str]) -> SampledClip:
-    whole = Request(clip.path, clip.is_image, Shape(1, clip.height, clip.width), resize=FILTERS["area"])
+def _sample(request: MeasureRequest, path: MediaPath, reads: frozenset[str]) -> SampledClip:
+    clip, first, length = request.clip, request.first_frame, request.clip.num_frames
+    whole = Request(path, clip.is_image, Shape(1, clip.height, clip.width), resize=FILTERS["area"])
     frames: list[NDArray[np.uint8]] = []
     small = _NO_FRAMES
     numbers = np.zeros(0, dtype=np.int64)
     if not reads.isdisjoint(("stills", "runs")):
-        runs = _runs(clip) if "runs" in reads else []
-        count, length = min(STILLS, clip.num_frames), clip.num_frames
-        middles = [clip.first_frame + (2 * i + 1) * length // (2 * count) for i in range(count)]  # of equal parts
+        runs = _runs(first, length) if "runs" in reads else []
+        count = min(STILLS, length)
+        middles = [first + (2 * i + 1) * length // (2 * count) for i in range(count)]  # of equal parts
         stills = middles if "stills" in reads else []
         if clip.is_image:
             frames = [decode.load(whole)[0]] if stills else []
-        elif kind_of(clip.path.name) == "image":
-            frames, small, numbers = _animation(clip, whole, stills, runs)
         else:
-            frames, small, numbers = _video(clip, whole, stills, runs)
+            read = _animation if kind_of(path.name) == "image" else _video
+            frames, small, numbers = read(whole, stills, runs)
     shown = tuple(Still(frame) for frame in frames)
     if shown:
         active = picture.find_active(shown)
         for still in shown:
             still.active = active
-    return SampledClip(
-        clip.path,
-        clip.is_image,
-        clip.height,
-        clip.width,
-        clip.num_frames,
-        clip.fps,
-        shown,
-        small,
-        np.diff(numbers) == 1,
-        _sound(clip, whole) if "sound" in reads and clip.has_sound else None,
-        _SAMPLE_RATE,
+    return replace(
+        clip,
+        path=path,
+        stills=shown,
+        runs=small,
+        is_next=np.diff(numbers) == 1,
+        samples=_sound(request, whole) if "sound" in reads and request.has_sound else None,
+        sample_rate=_SAMPLE_RATE,
+        shared={},
     )
 
 
-def _runs(clip: MeasureRequest) -> list[range]:
+def _runs(first: int, count: int) -> list[range]:
     """Return the runs of frames that are read at the small size, by their numbers in the file."""
-    first, count = clip.first_frame, clip.num_frames
     if count <= MOST_FRAMES:
         return [range(first, first + count)]
     length = MOST_FRAMES // RUNS
@@ -180,9 +173,7 @@ def _runs(clip: MeasureRequest) -> list[range]:
     return [range(start, start + length) for start in starts]
 
 
-def _video(
-    clip: MeasureRequest, whole: Request, stills: Sequence[int], runs: Sequence[range]
-) -> tuple[list[NDArray[np.uint8]], NDArray[np.float32], NDArray[np.int64]]:
+def _video(whole: Request, stills: Sequence[int], runs: Sequence[range]) -> _Read:
     to_rgb, to_small = decode.ToRgb(whole), _ToSmall()
     large: dict[int, NDArray[np.uint8]] = {}
     small: dict[int, NDArray[np.uint8]] = {}
@@ -195,7 +186,7 @@ def _video(
             large[number] = to_rgb(frame, shown)
 
     alone = [range(n, n + 1) for n in stills if n not in in_runs]  # so that each is sought once
-    decode.visit(clip.path, sorted([*runs, *alone], key=lambda run: run.start), use)
+    decode.visit(whole.path, sorted([*runs, *alone], key=lambda run: run.start), use)
     numbers = np.array(sorted(small), dtype=np.int64)
     stacked = np.stack([small[n] for n in numbers.tolist()]).astype(np.float32) if small else _NO_FRAMES
     return [np.ascontiguousarray(large[n]) for n in stills], stacked, numbers
@@ -224,10 +215,8 @@ def _small_size(height: int, width: int) -> tuple[int, int]:
     return max(round(height * scale), 1), max(round(width * scale), 1)
 
 
-def _animation(
-    clip: MeasureRequest, whole: Request, stills: Sequence[int], runs: Sequence[range]
-) -> tuple[list[NDArray[np.uint8]], NDArray[np.float32], NDArray[np.int64]]:
-    height, width = _small_size(clip.height, clip.width)
+def _animation(whole: Request, stills: Sequence[int], runs: Sequence[range]) -> _Read:
+    height, width = _small_size(whole.shape.height, whole.shape.width)
     small = [decode.load(_of(whole, Shape(len(run), height, width), run.start)) for run in runs]
     large = [decode.load(_of(whole, whole.shape, number))[0] for number in stills]
     luma = [Still(frame).luma for run in small for frame in run]
@@ -239,7 +228,8 @@ def _of(whole: Request, shape: Shape, first: int) -> Request:
     return replace(whole, shape=shape, first_frame=first, num_frames=shape.num_frames)
 
 
-def _sound(clip: MeasureRequest, whole: Request) -> NDArray[np.int16]:
+def _sound(request: MeasureRequest, whole: Request) -> NDArray[np.int16]:
+    clip = request.clip
     seconds = min(clip.num_frames / clip.fps if clip.fps else _MOST_SECONDS, _MOST_SECONDS)
-    first = _of(whole, whole.shape, clip.first_frame)
+    first = _of(whole, whole.shape, request.first_frame)
     return sound.load(sound.SoundRequest(first, _SAMPLE_RATE, 2, max(round(seconds * _SAMPLE_RATE), 1)))
