@@ -163,7 +163,7 @@ def test_the_trigger_word_is_in_once_or_not_at_all() -> None:
 @pytest.mark.parametrize("style", prompts.STYLES)
 def test_each_style_has_a_whole_prompt(style: prompts.Style) -> None:
     request = CaptionRequest(data=("clips",), model="captioner", style=style, max_words=30)
-    text = prompts.fill(request, kind="video", name="kite", caption="")
+    text = request.prompt_for(kind="video", name="kite", caption="")
     assert "{" not in text
     assert "this video" in text
     assert text.endswith("Use at most 30 words.")
@@ -172,7 +172,7 @@ def test_each_style_has_a_whole_prompt(style: prompts.Style) -> None:
 def test_a_template_is_filled_and_a_wrong_one_refused() -> None:
     template = prompts.check("{kind} {name} {trigger} {{x}}: improve {caption}")
     request = CaptionRequest(data=("clips",), model="captioner", style="tags", prompt=template, trigger="rwkite")
-    asked = prompts.fill(request, kind="picture", name="kite", caption="a kite")
+    asked = request.prompt_for(kind="picture", name="kite", caption="a kite")
     assert asked == "picture kite rwkite {x}: improve a kite"
     with refused("prompt-invalid", "prompt", says="there is no {nane}.*name"):
         prompts.check("{nane}")

@@ -64,7 +64,7 @@ def _answer_batch(
         try:
             shown = _read(request, clip)
             name = PurePosixPath(clip.path).stem
-            prompt = prompts.fill(request, kind=shown.kind, name=name, caption=clip.caption or "")
+            prompt = request.prompt_for(kind=shown.kind, name=name, caption=clip.caption or "")
             questions += [
                 (i, CaptionQuestion(str(clip.file), shown.kind, variant, shown.frames, shown.fps))
                 for variant in prompts.variants(prompt, request.captions)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import string
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from reelworks.core.errors import UserError, nearest
-
-if TYPE_CHECKING:
-    from reelworks.annexes.captions.request import CaptionRequest
 
 Style = Literal["subject", "style", "motion", "tags"]
 
@@ -56,21 +53,6 @@ def check(template: str) -> str:
 
 def _wrong(template: str, problem: str, remedy: str) -> UserError:
     return UserError(problem, code="prompt-invalid", field="prompt", value=template, remedy=remedy)
-
-
-def fill(request: CaptionRequest, *, kind: str, name: str, caption: str) -> str:
-    """Return the prompt for one clip, of the request's own template or style.
-
-    Args:
-        kind: "picture" or "video".
-        name: File name without its suffix.
-        caption: The caption that the clip has so far; "" for none.
-    """
-    if request.prompt is None:
-        text = STYLES[request.style].format(kind=kind, sort="tags" if request.style == "tags" else "caption")
-    else:
-        text = request.prompt.format(kind=kind, name=name, caption=caption, trigger=request.trigger or "")
-    return text if request.max_words is None else f"{text} Use at most {request.max_words} words."
 
 
 def variants(prompt: str, count: int) -> list[str]:

@@ -152,3 +152,18 @@ class CaptionRequest:
                 remedy="quote it as a shell would: --command 'python caption.py --long'",
             )
         return words
+
+    def prompt_for(self, *, kind: str, name: str, caption: str) -> str:
+        """Return the prompt for one clip, by the template that was given or that of the style.
+
+        Args:
+            kind: "picture" or "video".
+            name: File name without its suffix.
+            caption: The caption that the clip has so far; "" for none.
+        """
+        if self.prompt is None:
+            sort = "tags" if self.style == "tags" else "caption"
+            text = prompts.STYLES[self.style].format(kind=kind, sort=sort)
+        else:
+            text = self.prompt.format(kind=kind, name=name, caption=caption, trigger=self.trigger or "")
+        return text if self.max_words is None else f"{text} Use at most {self.max_words} words."
