@@ -316,19 +316,17 @@ def _answer(reply: _Reply) -> Answer:
         start = reply.body[:2000].lower()
         kind = "HTML" if b"<html" in start or b"<!doctype" in start else "no JSON"
         raise CaptionFailed(f"the server's reply is {kind if reply.body.strip() else 'empty'}: {reply.text}")
-    try:
-        choice = found["choices"][0]
-        message = choice["message"]
-        content = message["content"]
-    except (KeyError, IndexError, TypeError):
-        raise CaptionFailed(f"the server's reply has no choices[0].message.content: {reply.text}") from None
-    if isinstance(content, list):
-        content = "".join(_text(part) for part in content)
-    if isinstance(message, dict) and isinstance(message.get("refusal"), str) and not content:
+    match found:
+        case {"choices": [{"message": {"content": content, **message}, **choice}, *_]}:
+            if isinstance(content, list):
+                content = "".join(_text(part) for part in content)
+        case _:
+            raise CaptionFailed(f"the server's reply has no choices[0].message.content: {reply.text}")
+    if isinstance(message.get("refusal"), str) and not content:
         raise CaptionFailed(f"the model refused: {message['refusal'][:80]}", of_clip=True)
     if content is not None and not isinstance(content, str):
         raise CaptionFailed(f"the server's reply has no text as content: {reply.text}")
-    is_cut = isinstance(choice, dict) and choice.get("finish_reason") == "length"
+    is_cut = choice.get("finish_reason") == "length"
     if is_cut and not content:
         raise CaptionFailed(f"the model thought for {_TOKENS} tokens and wrote no caption")
     return Answer(content or "", is_cut)
