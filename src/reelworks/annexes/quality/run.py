@@ -118,10 +118,10 @@ def measure_catalog(
         lock.hold(folder / ".lock", doing="measuring", field="catalog", remedy=_REMEDY),
     ):
         catalog = Catalog.open(path)
-        wanted = _columns_of(measures, part_files.identity(catalog.parts))
+        wanted, failed = _columns_of(measures, part_files.identity(catalog.parts)), list[tuple[str, str]]()
         # If nothing is missing, no clip is looked at, which takes a minute for millions.
         if wanted.items() <= kept_measures.written_columns(path).items():
-            measured, changed, failed = 0, 0, []
+            measured, changed = 0, 0
         else:
             keyed, kept = _Keyed.open(catalog, measures), KeptMeasures(path)
             known = _kept_values(measures, keyed, kept)
@@ -130,7 +130,6 @@ def measure_catalog(
             single = {entry: kind for entry, kind in measures.items() if not registry.compares(kind)}
             # What is measured now is read again, and what is compared is read where it is.
             known = {} if measured else {entry: known[entry] for entry in single}
-            failed = []
             if measured:
                 failed = _measure_all(pending, kept, connection, on_progress, engine, timeout_seconds)
             with lock.hold(path / ".lock", doing="scan", field="catalog", remedy=_REMEDY):
