@@ -322,8 +322,8 @@ def _answer(reply: _Reply) -> Answer:
                 content = "".join(_text(part) for part in content)
         case _:
             raise CaptionFailed(f"the server's reply has no choices[0].message.content: {reply.text}")
-    if isinstance(message.get("refusal"), str) and not content:
-        raise CaptionFailed(f"the model refused: {message['refusal'][:80]}", of_clip=True)
+    if isinstance(refusal := message.get("refusal"), str) and not content:
+        raise CaptionFailed(f"the model refused: {refusal[:80]}", of_clip=True)
     if content is not None and not isinstance(content, str):
         raise CaptionFailed(f"the server's reply has no text as content: {reply.text}")
     is_cut = choice.get("finish_reason") == "length"
