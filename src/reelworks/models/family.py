@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from operator import attrgetter
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, Self
 
+from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 
 
@@ -441,12 +443,6 @@ def release_inputs(embedding: str) -> tuple[KeyRule, ...]:
     )
 
 
-def widths(components: ComponentShapes, text: str) -> dict[str, int]:
-    """Return the arguments of a network for the channels of latents, and under the name `text` for the width of texts."""
-    channels = components.latent_channels
-    return {"in_channels": channels, "out_channels": channels, text: components.text_dim}
-
-
 def require_pooled(components: ComponentShapes) -> int:
     """Return the width of the pooled text embedding, which the text encoder must have."""
     if components.pooled_dim == 0:
@@ -458,3 +454,35 @@ def require_pooled(components: ComponentShapes) -> int:
             remedy="choose the text encoder that the model was trained with",
         )
     return components.pooled_dim
+
+
+@dataclass(frozen=True)
+class Width:
+    """Marks a field of a network's config whose value follows from a component."""
+
+    of: Callable[[ComponentShapes], int]
+
+
+LatentWidth = Annotated[int, Width(attrgetter("latent_channels"))]
+SquareWidth = Annotated[int, Width(lambda components: 4 * components.latent_channels)]  # of 2 × 2 latent elements
+TextWidth = Annotated[int, Width(attrgetter("text_dim"))]
+PooledWidth = Annotated[int, Width(require_pooled)]
+
+
+class NetworkConfig(Config):
+    """Arguments of a network, which most families' configs are."""
+
+    @property
+    def pictures_only(self) -> bool:
+        """Whether the network takes pictures only."""
+        return False
+
+    @property
+    def conditioning(self) -> Conditioning:
+        """Conditioning of the network; empty captions are encoded."""
+        return Conditioning()
+
+    def fit(self, components: ComponentShapes) -> Self:
+        """Return a copy with the widths of the components."""
+        marks = [(name, mark) for name, info in type(self).model_fields.items() for mark in info.metadata]
+        return self.model_copy(update={name: mark.of(components) for name, mark in marks if isinstance(mark, Width)})

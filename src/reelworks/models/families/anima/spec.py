@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from reelworks.core.config import Config
 from reelworks.models import family, family_file
 
 _BLOCK = {
@@ -30,12 +29,11 @@ _RELEASE_LAYERS = (
 )
 
 
-class AnimaConfig(Config):
+class AnimaConfig(family.NetworkConfig):
     """Arguments of diffusers' CosmosTransformer3DModel; defaults are those of Anima, of Cosmos-Predict2's 2B."""
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
     pictures_only: ClassVar[bool] = True
-    conditioning: ClassVar[family.Conditioning] = family.Conditioning()
     network: ClassVar[family.Network] = family.Network(
         "CosmosTransformer3DModel",
         ("transformer_blocks",),
@@ -43,22 +41,18 @@ class AnimaConfig(Config):
         lora=family.LoraNames(_RELEASE_LAYERS),
     )
 
-    in_channels: int = 16
-    out_channels: int = 16
+    in_channels: family.LatentWidth = 16
+    out_channels: family.LatentWidth = 16
     num_attention_heads: int = 16
     attention_head_dim: int = 128
     num_layers: int = 28
     mlp_ratio: float = 4.0
-    text_embed_dim: int = 1024
+    text_embed_dim: family.TextWidth = 1024
     adaln_lora_dim: int = 256
     max_size: tuple[int, int, int] = (128, 512, 512)  # released with 240, where positions end at 2048 pixels a side
     rope_scale: tuple[float, float, float] = (1.0, 4.0, 4.0)
     concat_padding_mask: bool = True
     extra_pos_embed_type: str | None = None
-
-    def fit(self, components: family.ComponentShapes) -> Self:
-        """Return a copy with the widths of the components."""
-        return self.model_copy(update=family.widths(components, "text_embed_dim"))
 
 
 FAMILY = family_file.read(__package__, AnimaConfig)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from reelworks.core.config import Config
 from reelworks.models import family, family_file
 
 # It computes the modulations of all blocks. The release was trained with it as it is, without gradients.
@@ -21,12 +20,11 @@ _RELEASE_LAYERS = (
 )
 
 
-class ChromaConfig(Config):
+class ChromaConfig(family.NetworkConfig):
     """Arguments of diffusers' ChromaTransformer2DModel; defaults are the published ones."""
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
     pictures_only: ClassVar[bool] = True
-    conditioning: ClassVar[family.Conditioning] = family.Conditioning()
     network: ClassVar[family.Network] = family.Network(
         "ChromaTransformer2DModel",
         ("transformer_blocks", "single_transformer_blocks"),
@@ -34,20 +32,15 @@ class ChromaConfig(Config):
         lora=family.LoraNames(_RELEASE_LAYERS),
     )
 
-    in_channels: int = 64
+    in_channels: family.SquareWidth = 64
     num_layers: int = 19
     num_single_layers: int = 38
     attention_head_dim: int = 128
     num_attention_heads: int = 24
-    joint_attention_dim: int = 4096
+    joint_attention_dim: family.TextWidth = 4096
     axes_dims_rope: tuple[int, int, int] = (16, 56, 56)
     approximator_hidden_dim: int = 5120
     approximator_layers: int = 5
-
-    def fit(self, components: family.ComponentShapes) -> Self:
-        """Return a copy with the widths of the components."""
-        widths = {"in_channels": 4 * components.latent_channels, "joint_attention_dim": components.text_dim}
-        return self.model_copy(update=widths)
 
 
 FAMILY = family_file.read(__package__, ChromaConfig)

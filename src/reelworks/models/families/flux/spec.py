@@ -6,7 +6,6 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
-from reelworks.core.config import Config
 from reelworks.models import family, family_file
 
 RELEASE_BLOCKS = (
@@ -18,7 +17,7 @@ RELEASE_BLOCKS = (
 _RELEASE_LAYERS = (*RELEASE_BLOCKS, *family.release_inputs("time_text_embed"), *family.FINAL_LAYERS)
 
 
-class FluxConfig(Config):
+class FluxConfig(family.NetworkConfig):
     """Arguments of diffusers' FluxTransformer2DModel; defaults are those of FLUX.1-dev.
 
     `companion`: "control" adds channels to the noise, as in FLUX.1-Canny and -Depth; "source" adds tokens after
@@ -35,14 +34,14 @@ class FluxConfig(Config):
         sequence=family.SequenceSplit(attentions=("num_layers", "num_single_layers"), captions=True),
     )
 
-    in_channels: int = 64
-    out_channels: int = 64
+    in_channels: family.SquareWidth = 64
+    out_channels: family.SquareWidth = 64
     num_layers: int = 19
     num_single_layers: int = 38
     attention_head_dim: int = 128
     num_attention_heads: int = 24
-    joint_attention_dim: int = 4096
-    pooled_projection_dim: int = 768
+    joint_attention_dim: family.TextWidth = 4096
+    pooled_projection_dim: family.PooledWidth = 768
     guidance_embeds: bool = True
     axes_dims_rope: tuple[int, int, int] = (16, 56, 56)
     companion: Literal["control", "source"] | None = Field(default=None, exclude=True)
@@ -60,15 +59,10 @@ class FluxConfig(Config):
 
     def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
-        channels = 4 * components.latent_channels
-        return self.model_copy(
-            update={
-                "in_channels": 2 * channels if self.companion == "control" else channels,
-                "out_channels": channels,
-                "joint_attention_dim": components.text_dim,
-                "pooled_projection_dim": family.require_pooled(components),
-            }
-        )
+        fitted = super().fit(components)
+        if self.companion == "control":
+            return fitted.model_copy(update={"in_channels": 2 * fitted.in_channels})
+        return fitted
 
 
 FAMILY = family_file.read(__package__, FluxConfig)

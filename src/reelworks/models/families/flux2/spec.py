@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from reelworks.core.config import Config
 from reelworks.models import family, family_file
 
 _MODULATIONS = ("double_stream_modulation_img", "double_stream_modulation_txt", "single_stream_modulation")
@@ -19,7 +18,7 @@ _RELEASE_LAYERS = (
 )
 
 
-class Flux2Config(Config):
+class Flux2Config(family.NetworkConfig):
     """Arguments of diffusers' Flux2Transformer2DModel; defaults are those of FLUX.2-dev."""
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
@@ -31,12 +30,12 @@ class Flux2Config(Config):
         sequence=family.SequenceSplit(attentions=("num_layers", "num_single_layers"), captions=True),
     )
 
-    in_channels: int = 128
+    in_channels: family.LatentWidth = 128
     num_layers: int = 8
     num_single_layers: int = 48
     attention_head_dim: int = 128
     num_attention_heads: int = 48
-    joint_attention_dim: int = 15360
+    joint_attention_dim: family.TextWidth = 15360
     guidance_embeds: bool = True
     axes_dims_rope: tuple[int, int, int, int] = (32, 32, 32, 32)
 
@@ -47,11 +46,6 @@ class Flux2Config(Config):
             guidance="embedded" if self.guidance_embeds else "classifier-free",
             companions=family.Companions(("source",), most_sources=4),
         )
-
-    def fit(self, components: family.ComponentShapes) -> Self:
-        """Return a copy with the widths of the components."""
-        widths = {"in_channels": components.latent_channels, "joint_attention_dim": components.text_dim}
-        return self.model_copy(update=widths)
 
 
 FAMILY = family_file.read(__package__, Flux2Config)

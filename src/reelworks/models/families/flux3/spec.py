@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from pydantic import Field
 
-from reelworks.core.config import Config
 from reelworks.models import family, family_file
 
 _SOURCE_BLOCKS = "mode_blocks.image_cond"
@@ -37,7 +36,7 @@ _RELEASE_LAYERS = (
 )
 
 
-class Flux3Config(Config):
+class Flux3Config(family.NetworkConfig):
     """Arguments of diffusers' Flux3Transformer2DModel; defaults are those of FLUX.3 Image Klein Base.
 
     `edits`: source pictures of an edit are inputs. A network that is not shown any keeps its layers for sources.
@@ -46,13 +45,13 @@ class Flux3Config(Config):
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
     pictures_only: ClassVar[bool] = True
 
-    in_channels: int = 128
-    cond_in_channels: int = 128
+    in_channels: family.LatentWidth = 128
+    cond_in_channels: family.LatentWidth = 128
     num_layers: int = 5
     num_single_layers: int = 28
     attention_head_dim: int = 128
     num_attention_heads: int = 24
-    joint_attention_dim: int = 20480
+    joint_attention_dim: family.TextWidth = 20480
     axes_dims_rope: tuple[int, int, int, int] = (32, 32, 32, 32)
     edits: bool = Field(default=False, exclude=True)
 
@@ -73,12 +72,6 @@ class Flux3Config(Config):
             lora=family.LoraNames(_RELEASE_LAYERS),
             passes=family.PassRules(caption_multiple=80),
         )
-
-    def fit(self, components: family.ComponentShapes) -> Self:
-        """Return a copy with the widths of the components."""
-        channels = components.latent_channels
-        widths = {"in_channels": channels, "cond_in_channels": channels, "joint_attention_dim": components.text_dim}
-        return self.model_copy(update=widths)
 
 
 FAMILY = family_file.read(__package__, Flux3Config)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar, Self
 
-from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 from reelworks.models import family, family_file
 
 _PATCH = 2
 
 
-class HiDreamConfig(Config):
+class HiDreamConfig(family.NetworkConfig):
     """Arguments of diffusers' HiDreamImageTransformer2DModel; defaults are the published ones.
 
     `llama_layers`: states of a text's fourth encoder by block. `force_inference_output`: a picture comes out in training too.
@@ -20,16 +19,15 @@ class HiDreamConfig(Config):
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, _PATCH, _PATCH)
     pictures_only: ClassVar[bool] = True
-    conditioning: ClassVar[family.Conditioning] = family.Conditioning()
 
-    in_channels: int = 16
-    out_channels: int = 16
+    in_channels: family.LatentWidth = 16
+    out_channels: family.LatentWidth = 16
     num_layers: int = 16
     num_single_layers: int = 32
     attention_head_dim: int = 128
     num_attention_heads: int = 20
     caption_channels: tuple[int, int] = (4096, 4096)
-    text_emb_dim: int = 2048
+    text_emb_dim: family.PooledWidth = 2048
     num_routed_experts: int = 4
     num_activated_experts: int = 2
     axes_dims_rope: tuple[int, int, int] = (64, 32, 32)
@@ -63,15 +61,7 @@ class HiDreamConfig(Config):
                 value=components.text_dim,
                 remedy=f"use a multiple of {count}, or the text encoder that the model was trained with",
             )
-        channels = components.latent_channels
-        return self.model_copy(
-            update={
-                "in_channels": channels,
-                "out_channels": channels,
-                "caption_channels": (width, width),
-                "text_emb_dim": family.require_pooled(components),
-            }
-        )
+        return super().fit(components).model_copy(update={"caption_channels": (width, width)})
 
 
 FAMILY = family_file.read(__package__, HiDreamConfig)

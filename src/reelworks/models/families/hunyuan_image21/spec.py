@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from reelworks.core.config import Config
 from reelworks.models import family, family_file
 from reelworks.models.families.flux.spec import RELEASE_BLOCKS
 from reelworks.models.families.hunyuan_video15.spec import FILES, NORMS, TRAINERS_BLOCKS, release_inputs
@@ -25,12 +24,11 @@ _TRAINERS_LAYERS = (
 )
 
 
-class HunyuanImage21Config(Config):
+class HunyuanImage21Config(family.NetworkConfig):
     """Arguments of diffusers' HunyuanImageTransformer2DModel; defaults are the published ones."""
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
     pictures_only: ClassVar[bool] = True
-    conditioning: ClassVar[family.Conditioning] = family.Conditioning()
     network: ClassVar[family.Network] = family.Network(
         "HunyuanImageTransformer2DModel",
         ("transformer_blocks", "single_transformer_blocks"),
@@ -38,20 +36,16 @@ class HunyuanImage21Config(Config):
         lora=family.LoraNames(_RELEASE_LAYERS, _TRAINERS_LAYERS),
     )
 
-    in_channels: int = 64
-    out_channels: int = 64
+    in_channels: family.LatentWidth = 64
+    out_channels: family.LatentWidth = 64
     num_attention_heads: int = 28
     attention_head_dim: int = 128
     num_layers: int = 20
     num_single_layers: int = 40
     num_refiner_layers: int = 2
-    text_embed_dim: int = 3584
+    text_embed_dim: family.TextWidth = 3584
     text_embed_2_dim: int = 1472
     rope_axes_dim: tuple[int, int] = (64, 64)
-
-    def fit(self, components: family.ComponentShapes) -> Self:
-        """Return a copy with the widths of the components."""
-        return self.model_copy(update=family.widths(components, "text_embed_dim"))
 
 
 FAMILY = family_file.read(__package__, HunyuanImage21Config)

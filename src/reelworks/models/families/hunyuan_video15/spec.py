@@ -6,7 +6,6 @@ from typing import ClassVar, Self
 
 from pydantic import Field
 
-from reelworks.core.config import Config
 from reelworks.models import family, family_file
 
 # Names of Tencent's own files, and those in ComfyUI in their place, which layers have in `LoraNames.release`.
@@ -104,22 +103,21 @@ _TRAINERS_LAYERS = family.release_blocks(
 )
 
 
-class HunyuanVideo15Config(Config):
+class HunyuanVideo15Config(family.NetworkConfig):
     """Arguments of diffusers' HunyuanVideo15Transformer3DModel; defaults are the published ones.
 
     The input has channels for a condition picture and its mask, which are zeros unless `first_frame` is set.
     """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
-    pictures_only: ClassVar[bool] = False
 
     in_channels: int = 65
-    out_channels: int = 32
+    out_channels: family.LatentWidth = 32
     num_attention_heads: int = 16
     attention_head_dim: int = 128
     num_layers: int = 54
     num_refiner_layers: int = 2
-    text_embed_dim: int = 3584
+    text_embed_dim: family.TextWidth = 3584
     text_embed_2_dim: int = 1472
     image_embed_dim: int = 1152
     rope_axes_dim: tuple[int, int, int] = (16, 56, 56)
@@ -151,9 +149,7 @@ class HunyuanVideo15Config(Config):
 
     def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
-        channels = components.latent_channels
-        widths = {"in_channels": 2 * channels + 1, "out_channels": channels, "text_embed_dim": components.text_dim}
-        return self.model_copy(update=widths)
+        return super().fit(components).model_copy(update={"in_channels": 2 * components.latent_channels + 1})
 
 
 FAMILY = family_file.read(__package__, HunyuanVideo15Config)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from reelworks.core.config import Config
 from reelworks.models import family, family_file
 
 _RELEASE_LAYERS = family.release_blocks(
@@ -14,7 +13,7 @@ _RELEASE_LAYERS = family.release_blocks(
 )
 
 
-class Ideogram4Config(Config):
+class Ideogram4Config(family.NetworkConfig):
     """Arguments of diffusers' Ideogram4Transformer2DModel; defaults are the published ones."""
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
@@ -27,20 +26,15 @@ class Ideogram4Config(Config):
         passes=family.PassRules(caption_multiple=1),
     )
 
-    in_channels: int = 128
+    in_channels: family.LatentWidth = 128
     num_layers: int = 34
     attention_head_dim: int = 256
     num_attention_heads: int = 18
     intermediate_size: int = 12_288
     adaln_dim: int = 512
-    llm_features_dim: int = 53_248
+    llm_features_dim: family.TextWidth = 53_248
     rope_theta: int = 5_000_000
     mrope_section: tuple[int, int, int] = (24, 20, 20)
-
-    def fit(self, components: family.ComponentShapes) -> Self:
-        """Return a copy with the widths of the components."""
-        widths = {"in_channels": components.latent_channels, "llm_features_dim": components.text_dim}
-        return self.model_copy(update=widths)
 
 
 FAMILY = family_file.read(__package__, Ideogram4Config)

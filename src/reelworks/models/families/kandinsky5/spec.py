@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from reelworks.core.config import Config
 from reelworks.models import family, family_file
 
 
-class Kandinsky5Config(Config):
+class Kandinsky5Config(family.NetworkConfig):
     """Arguments of diffusers' Kandinsky5Transformer3DModel; defaults are those of the lite model of clips."""
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
-    conditioning: ClassVar[family.Conditioning] = family.Conditioning()
     network: ClassVar[family.Network] = family.Network(
         "Kandinsky5Transformer3DModel",
         ("text_transformer_blocks", "visual_transformer_blocks"),
         passes=family.PassRules(caption_multiple=1, clip_by_clip=True),
     )
 
-    in_visual_dim: int = 16
-    out_visual_dim: int = 16
-    in_text_dim: int = 3584
-    in_text_dim2: int = 768
+    in_visual_dim: family.LatentWidth = 16
+    out_visual_dim: family.LatentWidth = 16
+    in_text_dim: family.TextWidth = 3584
+    in_text_dim2: family.PooledWidth = 768
     time_dim: int = 512
     model_dim: int = 1792
     ff_dim: int = 7168
@@ -36,12 +34,6 @@ class Kandinsky5Config(Config):
     def pictures_only(self) -> bool:
         """Whether the network takes pictures only."""
         return not self.visual_cond
-
-    def fit(self, components: family.ComponentShapes) -> Self:
-        """Return a copy with the widths of the components."""
-        channels = components.latent_channels
-        widths = {"in_visual_dim": channels, "out_visual_dim": channels, "in_text_dim": components.text_dim}
-        return self.model_copy(update=widths | {"in_text_dim2": family.require_pooled(components)})
 
 
 FAMILY = family_file.read(__package__, Kandinsky5Config)

@@ -6,7 +6,6 @@ from typing import ClassVar, Self
 
 from pydantic import Field
 
-from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 from reelworks.models import family, family_file
 
@@ -35,7 +34,7 @@ _RELEASE_LAYERS = (
 )
 
 
-class Krea2Config(Config):
+class Krea2Config(family.NetworkConfig):
     """Arguments of diffusers' Krea2Transformer2DModel; defaults are the published ones.
 
     `distilled`: few steps were distilled into it, at times that do not depend on a picture's size.
@@ -43,14 +42,13 @@ class Krea2Config(Config):
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
     pictures_only: ClassVar[bool] = True
-    conditioning: ClassVar[family.Conditioning] = family.Conditioning()
     network: ClassVar[family.Network] = family.Network(
         "Krea2Transformer2DModel",
         ("text_fusion.layerwise_blocks", "text_fusion.refiner_blocks", "transformer_blocks"),
         lora=family.LoraNames(_RELEASE_LAYERS),
     )
 
-    in_channels: int = 64
+    in_channels: family.SquareWidth = 64
     num_layers: int = 28
     attention_head_dim: int = 128
     num_attention_heads: int = 48
@@ -75,7 +73,7 @@ class Krea2Config(Config):
                 value=components.text_dim,
                 remedy=f"use a multiple of {self.num_text_layers}, or the text encoder that the model was trained with",
             )
-        return self.model_copy(update={"in_channels": 4 * components.latent_channels, "text_hidden_dim": width})
+        return super().fit(components).model_copy(update={"text_hidden_dim": width})
 
 
 FAMILY = family_file.read(__package__, Krea2Config)

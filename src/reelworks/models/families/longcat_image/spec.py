@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from reelworks.core.config import Config
 from reelworks.models import family, family_file
 from reelworks.models.families.flux.spec import RELEASE_BLOCKS
 
 _RELEASE_LAYERS = (*RELEASE_BLOCKS, *family.release_inputs("time_embed"), *family.FINAL_LAYERS)
 
 
-class LongCatImageConfig(Config):
+class LongCatImageConfig(family.NetworkConfig):
     """Arguments of diffusers' LongCatImageTransformer2DModel; defaults are the published ones."""
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
@@ -23,18 +22,13 @@ class LongCatImageConfig(Config):
         lora=family.LoraNames(_RELEASE_LAYERS, comfyui_maps_parts=True),
     )
 
-    in_channels: int = 64
+    in_channels: family.SquareWidth = 64
     num_layers: int = 10
     num_single_layers: int = 20
     attention_head_dim: int = 128
     num_attention_heads: int = 24
-    joint_attention_dim: int = 3584
+    joint_attention_dim: family.TextWidth = 3584
     axes_dims_rope: tuple[int, int, int] = (16, 56, 56)
-
-    def fit(self, components: family.ComponentShapes) -> Self:
-        """Return a copy with the widths of the components."""
-        widths = {"in_channels": 4 * components.latent_channels, "joint_attention_dim": components.text_dim}
-        return self.model_copy(update=widths)
 
 
 FAMILY = family_file.read(__package__, LongCatImageConfig)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from pydantic import Field
 
-from reelworks.core.config import Config
 from reelworks.models import family, family_file
 
 _RELEASE_LAYERS = (
@@ -18,14 +17,13 @@ _RELEASE_LAYERS = (
 )
 
 
-class LTXConfig(Config):
+class LTXConfig(family.NetworkConfig):
     """Arguments of diffusers' LTXVideoTransformer3DModel; defaults are those of the 2B.
 
     `causal_times`: the first latent frame, which stands for one frame, lasts as long as one, as in releases since 0.9.5.
     """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
-    pictures_only: ClassVar[bool] = False
     conditioning: ClassVar[family.Conditioning] = family.Conditioning(
         frames=True, companions=family.Companions(("source",))
     )
@@ -36,18 +34,14 @@ class LTXConfig(Config):
         sequence=family.SequenceSplit(plan="reelworks.models.sequence.shared_tokens"),
     )
 
-    in_channels: int = 128
-    out_channels: int = 128
+    in_channels: family.LatentWidth = 128
+    out_channels: family.LatentWidth = 128
     num_attention_heads: int = 32
     attention_head_dim: int = 64
     cross_attention_dim: int = 2048
     num_layers: int = 28
-    caption_channels: int = 4096
+    caption_channels: family.TextWidth = 4096
     causal_times: bool = Field(default=False, exclude=True)
-
-    def fit(self, components: family.ComponentShapes) -> Self:
-        """Return a copy with the widths of the components."""
-        return self.model_copy(update=family.widths(components, "caption_channels"))
 
 
 FAMILY = family_file.read(__package__, LTXConfig)

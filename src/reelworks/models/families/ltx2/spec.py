@@ -6,7 +6,6 @@ from typing import ClassVar, Self
 
 from pydantic import Field
 
-from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 from reelworks.models import family, family_file
 
@@ -31,7 +30,7 @@ _RELEASE_LAYERS = (
 )
 
 
-class LTX2Config(Config):
+class LTX2Config(family.NetworkConfig):
     """Arguments of diffusers' LTX2VideoTransformer3DModel; defaults are those of LTX-2.
 
     The network has video and audio branches with attention between them. With `sound`, both are trained, and captions
@@ -39,10 +38,9 @@ class LTX2Config(Config):
     """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
-    pictures_only: ClassVar[bool] = False
 
-    in_channels: int = 128
-    out_channels: int = 128
+    in_channels: family.LatentWidth = 128
+    out_channels: family.LatentWidth = 128
     num_attention_heads: int = 32
     attention_head_dim: int = 128
     cross_attention_dim: int = 4096
@@ -109,8 +107,7 @@ class LTX2Config(Config):
                 remedy="choose the text encoder that the model was trained with",
             )
         text_dim = components.text_dim if self.use_prompt_embeddings else self.caption_channels
-        channels = components.latent_channels
-        return self.model_copy(update={"in_channels": channels, "out_channels": channels, "caption_channels": text_dim})
+        return super().fit(components).model_copy(update={"caption_channels": text_dim})
 
     def _fit_both(self, components: family.ComponentShapes) -> Self:
         """Return what `fit` does, for embeddings that consist of a part for each branch."""
@@ -124,14 +121,10 @@ class LTX2Config(Config):
                 value=components.text_dim,
                 remedy="choose the text encoder that the model was trained with, or an even width for a projected one",
             )
-        channels, features = components.latent_channels, components.sound_features or self.audio_in_channels
-        return self.model_copy(
-            update={
-                **{"in_channels": channels, "out_channels": channels},
-                **{"audio_in_channels": features, "audio_out_channels": features},
-                "caption_channels": widths[0] if self.use_prompt_embeddings else self.caption_channels,
-            }
-        )
+        features = components.sound_features or self.audio_in_channels
+        both = {"audio_in_channels": features, "audio_out_channels": features}
+        text_dim = widths[0] if self.use_prompt_embeddings else self.caption_channels
+        return super().fit(components).model_copy(update=both | {"caption_channels": text_dim})
 
 
 FAMILY = family_file.read(__package__, LTX2Config)

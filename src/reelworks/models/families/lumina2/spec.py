@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from reelworks.core.config import Config
 from reelworks.models import family, family_file
 
 _LAYERS = {
@@ -31,7 +30,7 @@ _RELEASE_LAYERS = (
 )
 
 
-class Lumina2Config(Config):
+class Lumina2Config(family.NetworkConfig):
     """Arguments of diffusers' Lumina2Transformer2DModel; defaults are the published ones."""
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
@@ -44,7 +43,7 @@ class Lumina2Config(Config):
         passes=family.PassRules(caption_multiple=1),
     )
 
-    in_channels: int = 16
+    in_channels: family.LatentWidth = 16
     hidden_size: int = 2304
     num_layers: int = 26
     num_refiner_layers: int = 2
@@ -52,11 +51,7 @@ class Lumina2Config(Config):
     num_kv_heads: int = 8
     multiple_of: int = 256
     axes_dim_rope: tuple[int, int, int] = (32, 32, 32)
-    cap_feat_dim: int = 2304
-
-    def fit(self, components: family.ComponentShapes) -> Self:
-        """Return a copy with the widths of the components."""
-        return self.model_copy(update={"in_channels": components.latent_channels, "cap_feat_dim": components.text_dim})
+    cap_feat_dim: family.TextWidth = 2304
 
 
 FAMILY = family_file.read(__package__, Lumina2Config)

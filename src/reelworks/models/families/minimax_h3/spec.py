@@ -6,7 +6,6 @@ from typing import ClassVar, Self
 
 from pydantic import Field
 
-from reelworks.core.config import Config
 from reelworks.models import family, family_file
 
 SOUND_CHANNELS = 2  # left and right, which the sound autoencoder encodes apart
@@ -40,7 +39,7 @@ _RELEASE_LAYERS = (
 )
 
 
-class MiniMaxH3Config(Config):
+class MiniMaxH3Config(family.NetworkConfig):
     """Arguments of diffusers' MiniMaxH3Transformer3DModel; defaults are the published ones.
 
     `sound`: clips are trained with their sound. `first_frame`, `last_frame`: these are shown besides, as pictures of their
@@ -49,7 +48,6 @@ class MiniMaxH3Config(Config):
     """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
-    pictures_only: ClassVar[bool] = False
 
     num_attention_heads: int = 56
     attention_head_dim: int = 128
@@ -57,9 +55,9 @@ class MiniMaxH3Config(Config):
     num_layers: int = 50
     num_refiner_layers: int = 2
     ffn_dim: int = 14336
-    in_channels: int = 24
+    in_channels: family.LatentWidth = 24
     audio_in_channels: int = 32
-    text_dim: int = 5120
+    text_dim: family.TextWidth = 5120
     freq_dim: int = 256
     time_embed_hidden_dim: int = 5376
     time_embed_dim: int = 2688
@@ -101,8 +99,7 @@ class MiniMaxH3Config(Config):
     def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
         features = components.sound_features or SOUND_CHANNELS * self.audio_in_channels
-        widths = {"in_channels": components.latent_channels, "text_dim": components.text_dim}
-        return self.model_copy(update=widths | {"audio_in_channels": features // SOUND_CHANNELS})
+        return super().fit(components).model_copy(update={"audio_in_channels": features // SOUND_CHANNELS})
 
 
 FAMILY = family_file.read(__package__, MiniMaxH3Config)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field
 
-from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 from reelworks.models import family, family_file
 
 
-class OpenSora2Config(Config):
+class OpenSora2Config(family.NetworkConfig):
     """Sizes of an Open-Sora 2.0 network, by upstream's names; defaults are those of the published 11B."""
 
-    pictures_only: ClassVar[bool] = False
-
     in_channels: int = Field(default=64, gt=0)  # latent channels of a token
-    vec_in_dim: int = Field(default=768, gt=0)  # width of the pooled text embedding
-    context_in_dim: int = Field(default=4096, gt=0)  # width of text embeddings
+    vec_in_dim: family.PooledWidth = Field(default=768, gt=0)  # width of the pooled text embedding
+    context_in_dim: family.TextWidth = Field(default=4096, gt=0)  # width of text embeddings
     hidden_size: int = Field(default=3072, gt=0)  # width of a token in the network
     mlp_ratio: float = Field(default=4.0, gt=0)  # width of a block's MLP in units of `hidden_size`
     num_heads: int = Field(default=24, gt=0)
@@ -76,13 +73,7 @@ class OpenSora2Config(Config):
                 value=self.hidden_size,
                 remedy="choose another preset",
             )
-        return self.model_copy(
-            update={
-                "in_channels": components.latent_channels * self.patch**2,
-                "vec_in_dim": family.require_pooled(components),
-                "context_in_dim": components.text_dim,
-            }
-        )
+        return super().fit(components).model_copy(update={"in_channels": components.latent_channels * self.patch**2})
 
 
 FAMILY = family_file.read(__package__, OpenSora2Config)

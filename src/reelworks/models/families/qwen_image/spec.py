@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from pydantic import Field
 
-from reelworks.core.config import Config
 from reelworks.models import family, family_file
 
 
-class QwenImageConfig(Config):
+class QwenImageConfig(family.NetworkConfig):
     """Arguments of diffusers' QwenImageTransformer2DModel; defaults are the published ones.
 
     `most_sources`: number of pictures that an edit may have as inputs, at least one; 0 if it takes none.
@@ -19,12 +18,12 @@ class QwenImageConfig(Config):
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
     pictures_only: ClassVar[bool] = True
 
-    in_channels: int = 64
-    out_channels: int = 16
+    in_channels: family.SquareWidth = 64
+    out_channels: family.LatentWidth = 16
     num_layers: int = 60
     attention_head_dim: int = 128
     num_attention_heads: int = 24
-    joint_attention_dim: int = 3584
+    joint_attention_dim: family.TextWidth = 3584
     axes_dims_rope: tuple[int, int, int] = (16, 56, 56)
     zero_cond_t: bool = False
     most_sources: int = Field(default=0, exclude=True)
@@ -49,12 +48,6 @@ class QwenImageConfig(Config):
             without_gradient=unused,
             sequence=family.SequenceSplit(captions=True),
         )
-
-    def fit(self, components: family.ComponentShapes) -> Self:
-        """Return a copy with the widths of the components."""
-        channels = components.latent_channels
-        widths = {"in_channels": 4 * channels, "out_channels": channels, "joint_attention_dim": components.text_dim}
-        return self.model_copy(update=widths)
 
 
 FAMILY = family_file.read(__package__, QwenImageConfig)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from pydantic import Field
 
-from reelworks.core.config import Config
 from reelworks.models import family, family_file
 
 _RELEASE_LAYERS = family.release_blocks(
@@ -14,7 +13,7 @@ _RELEASE_LAYERS = family.release_blocks(
 )
 
 
-class QwenImage21Config(Config):
+class QwenImage21Config(family.NetworkConfig):
     """Arguments of diffusers' QwenImage21Transformer2DModel; defaults are the published ones.
 
     `edits`: source pictures are inputs too.
@@ -30,12 +29,12 @@ class QwenImage21Config(Config):
         passes=family.PassRules(caption_multiple=1, clip_by_clip=True),
     )
 
-    in_channels: int = 64
-    out_channels: int = 64
+    in_channels: family.LatentWidth = 64
+    out_channels: family.LatentWidth = 64
     num_layers: int = 32
     attention_head_dim: int = 128
     num_attention_heads: int = 32
-    context_in_dim: int = 4096
+    context_in_dim: family.TextWidth = 4096
     axes_dims_rope: tuple[int, int, int] = (16, 56, 56)
     edits: bool = Field(default=False, exclude=True)
 
@@ -43,10 +42,6 @@ class QwenImage21Config(Config):
     def conditioning(self) -> family.Conditioning:
         """Conditioning of the network; empty captions are encoded."""
         return family.EDITS if self.edits else family.Conditioning()
-
-    def fit(self, components: family.ComponentShapes) -> Self:
-        """Return a copy with the widths of the components."""
-        return self.model_copy(update=family.widths(components, "context_in_dim"))
 
 
 FAMILY = family_file.read(__package__, QwenImage21Config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from reelworks.models import family_file
+from reelworks.models import family, family_file
 from reelworks.models.families.sdxl.spec import UNetConfig
 
 
@@ -17,7 +17,7 @@ class SD15Config(UNetConfig):
     down_block_types: tuple[str, ...] = ("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",)
     up_block_types: tuple[str, ...] = ("UpBlock2D",) + ("CrossAttnUpBlock2D",) * 3
     block_out_channels: tuple[int, ...] = (320, 640, 1280, 1280)
-    cross_attention_dim: int = 768
+    cross_attention_dim: family.TextWidth = 768
     transformer_layers_per_block: tuple[int, ...] = (1, 1, 1, 1)
     attention_head_dim: tuple[int, ...] = (8, 8, 8, 8)
     use_linear_projection: bool = False

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from reelworks.core.config import Config
 from reelworks.models import family, family_file
 
 _RELEASE_LAYERS = (
@@ -36,22 +35,21 @@ _RELEASE_LAYERS = (
 )
 
 
-class SD3Config(Config):
+class SD3Config(family.NetworkConfig):
     """Arguments of diffusers' SD3Transformer2DModel; defaults are those of SD3-medium."""
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
     pictures_only: ClassVar[bool] = True
-    conditioning: ClassVar[family.Conditioning] = family.Conditioning()
 
     sample_size: int = 128
-    in_channels: int = 16
-    out_channels: int = 16
+    in_channels: family.LatentWidth = 16
+    out_channels: family.LatentWidth = 16
     num_layers: int = 24
     attention_head_dim: int = 64
     num_attention_heads: int = 24
-    joint_attention_dim: int = 4096
+    joint_attention_dim: family.TextWidth = 4096
     caption_projection_dim: int = 1536
-    pooled_projection_dim: int = 2048
+    pooled_projection_dim: family.PooledWidth = 2048
     pos_embed_max_size: int = 192
     dual_attention_layers: tuple[int, ...] = ()
     qk_norm: str | None = None
@@ -69,18 +67,6 @@ class SD3Config(Config):
             ("transformer_blocks",),
             without_gradient=(own + "attn.add_q_proj", own + "attn.norm_added_q"),  # of texts, whose results are unused
             lora=family.LoraNames((last_norm, *_RELEASE_LAYERS), comfyui_maps_parts=True),
-        )
-
-    def fit(self, components: family.ComponentShapes) -> Self:
-        """Return a copy with the widths of the components."""
-        channels = components.latent_channels
-        return self.model_copy(
-            update={
-                "in_channels": channels,
-                "out_channels": channels,
-                "joint_attention_dim": components.text_dim,
-                "pooled_projection_dim": family.require_pooled(components),
-            }
         )
 
 

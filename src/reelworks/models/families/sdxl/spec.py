@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Literal, Self
 
-from reelworks.core.config import Config
 from reelworks.models import family, family_file
 
 _OUTSIDE_BLOCKS = (
@@ -18,7 +17,7 @@ _OUTSIDE_BLOCKS = (
 )
 
 
-class UNetConfig(Config):
+class UNetConfig(family.NetworkConfig):
     """Arguments of diffusers' UNet2DConditionModel that Stable Diffusion XL and 1 have in common."""
 
     pictures_only: ClassVar[bool] = True
@@ -28,14 +27,14 @@ class UNetConfig(Config):
     kohya_names: ClassVar[Literal["release", "diffusers"]] = "release"  # of layers in files of kohya's scripts
 
     sample_size: int
-    in_channels: int = 4
-    out_channels: int = 4
+    in_channels: family.LatentWidth = 4
+    out_channels: family.LatentWidth = 4
     down_block_types: tuple[str, ...]
     up_block_types: tuple[str, ...]
     block_out_channels: tuple[int, ...]
     layers_per_block: int = 2
     norm_num_groups: int = 32
-    cross_attention_dim: int
+    cross_attention_dim: family.TextWidth
     transformer_layers_per_block: tuple[int, ...]
     attention_head_dim: tuple[int, ...]  # which are numbers of heads
     use_linear_projection: bool
@@ -56,10 +55,6 @@ class UNetConfig(Config):
             lora=family.LoraNames((*_OUTSIDE_BLOCKS, *self._release_blocks()), kohya=self.kohya_names),
             passes=family.PassRules(blocks_see_shapes=True),
         )
-
-    def fit(self, components: family.ComponentShapes) -> Self:
-        """Return a copy with the widths of the components."""
-        return self.model_copy(update=family.widths(components, "cross_attention_dim"))
 
     def _release_blocks(self) -> Iterator[family.KeyRule]:
         """Yield the rules of all blocks; the release numbers the layers of all levels in sequence."""
@@ -86,7 +81,7 @@ class SDXLConfig(UNetConfig):
     down_block_types: tuple[str, ...] = ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D")
     up_block_types: tuple[str, ...] = ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D")
     block_out_channels: tuple[int, ...] = (320, 640, 1280)
-    cross_attention_dim: int = 2048
+    cross_attention_dim: family.TextWidth = 2048
     transformer_layers_per_block: tuple[int, ...] = (1, 2, 10)
     attention_head_dim: tuple[int, ...] = (5, 10, 20)
     use_linear_projection: bool = True

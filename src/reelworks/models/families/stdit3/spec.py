@@ -6,15 +6,13 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
-from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 from reelworks.models import family, family_file
 
 
-class STDiT3Config(Config):
+class STDiT3Config(family.NetworkConfig):
     """Sizes of an STDiT network; defaults are STDiT3-XL/2 as published with Open-Sora v1.2."""
 
-    pictures_only: ClassVar[bool] = False
     conditioning: ClassVar[family.Conditioning] = family.LEARNED
     network: ClassVar[family.Network] = family.Network(
         "STDiT3",
@@ -24,8 +22,8 @@ class STDiT3Config(Config):
         sequence=family.SequenceSplit("num_heads", ("depth",), pads=True),
     )
 
-    in_channels: int = Field(default=4, gt=0)  # latent channels
-    caption_channels: int = Field(default=4096, gt=0)  # width of text embeddings
+    in_channels: family.LatentWidth = Field(default=4, gt=0)  # latent channels
+    caption_channels: family.TextWidth = Field(default=4096, gt=0)  # width of text embeddings
     # Text tokens of the empty caption, and the most that a caption may have.
     model_max_length: int = Field(default=300, gt=0)
     depth: int = Field(default=28, gt=0)  # number of pairs of a spatial and a temporal block
@@ -51,14 +49,8 @@ class STDiT3Config(Config):
 
     def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components; sizes that do not divide are refused."""
-        fitted = self.model_copy(
-            update={
-                "in_channels": components.latent_channels,
-                "caption_channels": components.text_dim,
-                "model_max_length": components.text_length,
-                "pred_sigma": components.learns_variance,
-            }
-        )
+        of_others = {"model_max_length": components.text_length, "pred_sigma": components.learns_variance}
+        fitted = super().fit(components).model_copy(update=of_others)
         if fitted.hidden_size % fitted.num_heads or fitted.head_dim % 2:
             raise UserError(
                 f"{fitted.num_heads} heads do not divide the width into even parts",

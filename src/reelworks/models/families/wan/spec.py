@@ -6,7 +6,6 @@ from typing import ClassVar, Self
 
 from pydantic import Field
 
-from reelworks.core.config import Config
 from reelworks.models import family, family_file
 
 MASK_CHANNELS = 4  # one for each frame of a latent frame
@@ -42,7 +41,7 @@ _VACE_LAYERS = (
 )
 
 
-class WanConfig(Config):
+class WanConfig(family.NetworkConfig):
     """Arguments of diffusers' WanTransformer3DModel; defaults are those of the 1.3B of Wan 2.1.
 
     `expand_timesteps`: every frame has its own time, 0 for a condition frame, as in the 5B of Wan 2.2.
@@ -54,7 +53,6 @@ class WanConfig(Config):
     """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
-    pictures_only: ClassVar[bool] = False
     network: ClassVar[family.Network] = family.Network(
         "WanTransformer3DModel",
         ("blocks",),
@@ -66,8 +64,8 @@ class WanConfig(Config):
     num_attention_heads: int = 12
     attention_head_dim: int = 128
     in_channels: int = 16
-    out_channels: int = 16
-    text_dim: int = 4096
+    out_channels: family.LatentWidth = 16
+    text_dim: family.TextWidth = 4096
     freq_dim: int = 256
     ffn_dim: int = 8960
     num_layers: int = 30
@@ -99,13 +97,8 @@ class WanConfig(Config):
         """Return a copy with the widths of the components."""
         channels = components.latent_channels
         in_channels = 2 * channels if self.source else channels
-        return self.model_copy(
-            update={
-                "in_channels": 2 * channels + MASK_CHANNELS if self.first_frame else in_channels,
-                "out_channels": channels,
-                "text_dim": components.text_dim,
-            }
-        )
+        widths = {"in_channels": 2 * channels + MASK_CHANNELS if self.first_frame else in_channels}
+        return super().fit(components).model_copy(update=widths)
 
 
 class WanVaceConfig(WanConfig):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from reelworks.core.config import Config
 from reelworks.models import family, family_file
 
 _ATTENTION = {family.QKV.replace("attn", "attention"): "attention.qkv", "attention.to_out.0": "attention.out"}
@@ -18,12 +17,11 @@ _RELEASE_LAYERS = (
 )
 
 
-class ZImageConfig(Config):
+class ZImageConfig(family.NetworkConfig):
     """Arguments of diffusers' ZImageTransformer2DModel; defaults are the published ones."""
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
     pictures_only: ClassVar[bool] = True
-    conditioning: ClassVar[family.Conditioning] = family.Conditioning()
     network: ClassVar[family.Network] = family.Network(
         "ZImageTransformer2DModel",
         ("noise_refiner", "context_refiner", "layers"),
@@ -31,19 +29,15 @@ class ZImageConfig(Config):
         passes=family.PassRules(caption_multiple=32),
     )
 
-    in_channels: int = 16
+    in_channels: family.LatentWidth = 16
     dim: int = 3840
     n_layers: int = 30
     n_refiner_layers: int = 2
     n_heads: int = 30
     n_kv_heads: int = 30
-    cap_feat_dim: int = 2560
+    cap_feat_dim: family.TextWidth = 2560
     axes_dims: tuple[int, int, int] = (32, 48, 48)
     axes_lens: tuple[int, int, int] = (1536, 512, 512)
-
-    def fit(self, components: family.ComponentShapes) -> Self:
-        """Return a copy with the widths of the components."""
-        return self.model_copy(update={"in_channels": components.latent_channels, "cap_feat_dim": components.text_dim})
 
 
 FAMILY = family_file.read(__package__, ZImageConfig)
