@@ -6,28 +6,6 @@ from typing import ClassVar
 
 from reelworks.models import family, family_file
 
-_BLOCK = {
-    **{
-        f"attn{number}.{own}": f"{kind}_attn.{released}"
-        for number, kind in ((1, "self"), (2, "cross"))
-        for own, released in (("to_q", "q_proj"), ("to_k", "k_proj"), ("to_v", "v_proj"), ("to_out.0", "output_proj"))
-    },
-    **{
-        f"norm{number}.linear_{i}": f"adaln_modulation_{kind}.{i}"
-        for number, kind in ((1, "self_attn"), (2, "cross_attn"), (3, "mlp"))
-        for i in (1, 2)
-    },
-    "ff.net.0.proj": "mlp.layer1",
-    "ff.net.2": "mlp.layer2",
-}
-_RELEASE_LAYERS = (
-    *family.release_blocks("transformer_blocks", "blocks", _BLOCK),
-    family.KeyRule("patch_embed.proj", "x_embedder.proj.1"),
-    *(family.KeyRule(f"time_embed.t_embedder.linear_{i}", f"t_embedder.1.linear_{i}") for i in (1, 2)),
-    *(family.KeyRule(f"norm_out.linear_{i}", f"final_layer.adaln_modulation.{i}") for i in (1, 2)),
-    family.KeyRule("proj_out", "final_layer.linear"),
-)
-
 
 class AnimaConfig(family.NetworkConfig):
     """Arguments of diffusers' CosmosTransformer3DModel; defaults are those of Anima, of Cosmos-Predict2's 2B."""
@@ -38,7 +16,7 @@ class AnimaConfig(family.NetworkConfig):
         "CosmosTransformer3DModel",
         ("transformer_blocks",),
         files=family.NetworkFiles(other_parts=("llm_adapter.",)),
-        lora=family.LoraNames(_RELEASE_LAYERS),
+        lora=family.LoraNames(family.layer_rules(__file__)),
     )
 
     in_channels: family.LatentWidth = 16

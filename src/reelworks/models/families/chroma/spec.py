@@ -5,19 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from reelworks.models import family, family_file
+from reelworks.models.families.flux.spec import RELEASE_LAYERS
 
 # It computes the modulations of all blocks. The release was trained with it as it is, without gradients.
 _APPROXIMATOR = "distilled_guidance_layer"
-_RELEASE_LAYERS = (
-    *family.FLUX_BLOCKS,
-    *family.release_blocks("single_transformer_blocks", "single_blocks", {"proj_out": "linear2"}),
-    *family.release_blocks(
-        f"{_APPROXIMATOR}.layers", f"{_APPROXIMATOR}.layers", {"linear_1": "in_layer", "linear_2": "out_layer"}
-    ),
-    family.KeyRule("context_embedder", "txt_in"),
-    family.KeyRule("x_embedder", "img_in"),
-    family.KeyRule("proj_out", "final_layer.linear"),
-)
 
 
 class ChromaConfig(family.NetworkConfig):
@@ -29,7 +20,7 @@ class ChromaConfig(family.NetworkConfig):
         "ChromaTransformer2DModel",
         ("transformer_blocks", "single_transformer_blocks"),
         without_gradient=(f"{_APPROXIMATOR}.",),
-        lora=family.LoraNames(_RELEASE_LAYERS),
+        lora=family.LoraNames(RELEASE_LAYERS),
     )
 
     in_channels: family.SquareWidth = 64

@@ -8,13 +8,7 @@ from pydantic import Field
 
 from reelworks.models import family, family_file
 
-RELEASE_BLOCKS = (
-    *family.FLUX_BLOCKS,
-    *family.release_blocks(
-        "single_transformer_blocks", "single_blocks", {"norm.linear": "modulation.lin", "proj_out": "linear2"}
-    ),
-)
-_RELEASE_LAYERS = (*RELEASE_BLOCKS, *family.release_inputs("time_text_embed"), *family.FINAL_LAYERS)
+RELEASE_LAYERS = family.layer_rules(__file__)
 
 
 class FluxConfig(family.NetworkConfig):
@@ -30,7 +24,7 @@ class FluxConfig(family.NetworkConfig):
         "FluxTransformer2DModel",
         ("transformer_blocks", "single_transformer_blocks"),
         files=family.NetworkFiles(widened="x_embedder.weight"),
-        lora=family.LoraNames(_RELEASE_LAYERS, comfyui_maps_parts=True),
+        lora=family.LoraNames(RELEASE_LAYERS, comfyui_maps_parts=True),
         sequence=family.SequenceSplit(attentions=("num_layers", "num_single_layers"), captions=True),
     )
 

@@ -5,17 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from reelworks.models import family, family_file
-
-_MODULATIONS = ("double_stream_modulation_img", "double_stream_modulation_txt", "single_stream_modulation")
-_RELEASE_LAYERS = (
-    *family.release_blocks("transformer_blocks", "double_blocks", family.TWO_STREAMS),
-    *family.release_blocks(
-        "single_transformer_blocks", "single_blocks", {"attn.to_qkv_mlp_proj": "linear1", "attn.to_out": "linear2"}
-    ),
-    *(family.KeyRule(f"{name}.linear", f"{name}.lin") for name in _MODULATIONS),
-    *family.release_inputs("time_guidance_embed"),
-    *family.FINAL_LAYERS,
-)
+from reelworks.models.families.flux.spec import RELEASE_LAYERS
 
 
 class Flux2Config(family.NetworkConfig):
@@ -26,7 +16,7 @@ class Flux2Config(family.NetworkConfig):
     network: ClassVar[family.Network] = family.Network(
         "Flux2Transformer2DModel",
         ("transformer_blocks", "single_transformer_blocks"),
-        lora=family.LoraNames(_RELEASE_LAYERS, comfyui_maps_parts=True),
+        lora=family.LoraNames(RELEASE_LAYERS, comfyui_maps_parts=True),
         sequence=family.SequenceSplit(attentions=("num_layers", "num_single_layers"), captions=True),
     )
 

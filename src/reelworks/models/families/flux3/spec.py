@@ -10,30 +10,6 @@ from reelworks.models import family, family_file
 
 _SOURCE_BLOCKS = "mode_blocks.image_cond"
 _SOURCE_LAYERS = tuple(f"{kind}_stream_modulations.image_cond" for kind in ("early", "single"))
-_BLOCK = {
-    "attn.to_q": "q_proj",
-    "attn.to_k": "k_proj",
-    "attn.to_v": "v_proj",
-    "attn.to_out.0": "attn_out",
-    "ff.linear_in": "mlp_in",
-    "ff.linear_out": "mlp_out",
-}
-_RELEASE_LAYERS = (
-    *family.release_blocks("mode_blocks.image", "content_mode_blocks.image", _BLOCK),
-    *family.release_blocks(_SOURCE_BLOCKS, "content_mode_blocks.image_cond", _BLOCK),
-    *family.release_blocks("txt_mode_blocks", "txt_mode_blocks", _BLOCK),
-    *family.release_blocks("single_transformer_blocks", "single_blocks", _BLOCK),
-    *(
-        family.KeyRule(f"{kind}_stream_modulations.{mode}.linear", f"{kind}_stream_modulations.{mode}.lin")
-        for kind in ("early", "single")
-        for mode in ("image", "image_cond", "txt")
-    ),
-    *(family.KeyRule(f"timestep_embedder.linear_{i}", f"time_in.{side}_layer") for i, side in ((1, "in"), (2, "out"))),
-    family.KeyRule("x_embedders.*", "emb_in.*"),
-    family.KeyRule("context_embedder", "txt_in"),
-    family.KeyRule("norm_out.linear", "final_layer.image.adaLN_modulation.1", swapped=True),
-    family.KeyRule("proj_out", "final_layer.image.linear"),
-)
 
 
 class Flux3Config(family.NetworkConfig):
@@ -69,7 +45,7 @@ class Flux3Config(family.NetworkConfig):
             "Flux3Transformer2DModel",
             ("txt_mode_blocks", "mode_blocks.image", *sources, "single_transformer_blocks"),
             without_gradient=unused,
-            lora=family.LoraNames(_RELEASE_LAYERS),
+            lora=family.LoraNames(family.layer_rules(__file__)),
             passes=family.PassRules(caption_multiple=80),
         )
 

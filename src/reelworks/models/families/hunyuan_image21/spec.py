@@ -5,23 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from reelworks.models import family, family_file
-from reelworks.models.families.flux.spec import RELEASE_BLOCKS
-from reelworks.models.families.hunyuan_video15.spec import FILES, NORMS, TRAINERS_BLOCKS, release_inputs
-
-_RELEASE_LAYERS = (
-    *RELEASE_BLOCKS,
-    *family.release_blocks("transformer_blocks", "double_blocks", NORMS),
-    *family.release_blocks(
-        "single_transformer_blocks", "single_blocks", {"attn.norm_q": "norm.query_norm", "attn.norm_k": "norm.key_norm"}
-    ),
-    *release_inputs("time_guidance_embed"),
-    *family.FINAL_LAYERS,
-)
-# Of sd-scripts' network.
-_TRAINERS_LAYERS = (
-    *family.release_blocks("transformer_blocks", "double_blocks", TRAINERS_BLOCKS),
-    family.KeyRule("single_transformer_blocks.N.norm.linear", "single_blocks.N.modulation.linear"),
-)
+from reelworks.models.families.hunyuan_video15.spec import FILES, RELEASE_LAYERS, TRAINERS_LAYERS
 
 
 class HunyuanImage21Config(family.NetworkConfig):
@@ -33,7 +17,7 @@ class HunyuanImage21Config(family.NetworkConfig):
         "HunyuanImageTransformer2DModel",
         ("transformer_blocks", "single_transformer_blocks"),
         files=FILES,
-        lora=family.LoraNames(_RELEASE_LAYERS, _TRAINERS_LAYERS),
+        lora=family.LoraNames(RELEASE_LAYERS, TRAINERS_LAYERS),
     )
 
     in_channels: family.LatentWidth = 64

@@ -6,101 +6,14 @@ from typing import ClassVar, Self
 
 from pydantic import Field
 
+from reelworks.core import toml
 from reelworks.models import family, family_file
+from reelworks.models.families.flux import spec as flux
 
-# Names of Tencent's own files, and those in ComfyUI in their place, which layers have in `LoraNames.release`.
-FILES = family.NetworkFiles(
-    renamed_keys={
-        "_in.mlp.0.": "_in.in_layer.",
-        "_in.mlp.2.": "_in.out_layer.",
-        "_embedder.mlp.0.": "_embedder.in_layer.",
-        "_embedder.mlp.2.": "_embedder.out_layer.",
-        "c_embedder.linear_1.": "c_embedder.in_layer.",
-        "c_embedder.linear_2.": "c_embedder.out_layer.",
-        "attn_qkv.": "attn.qkv.",
-        "attn_proj.": "attn.proj.",
-        "attn_q_norm.": "attn.norm.query_norm.",
-        "attn_k_norm.": "attn.norm.key_norm.",
-        ".q_norm.": ".norm.query_norm.",
-        ".k_norm.": ".norm.key_norm.",
-        "_norm.scale": "_norm.weight",
-        "mlp.fc1.": "mlp.0.",
-        "mlp.fc2.": "mlp.2.",
-        "mod.linear.": "mod.lin.",
-        "modulation.linear.": "modulation.lin.",
-        "linear2.fc.": "linear2.",
-    }
-)
-NORMS = {
-    f"attn.norm_{own}{name}": f"{side}_attn.norm.{there}_norm"
-    for own, side in (("", "img"), ("added_", "txt"))
-    for name, there in (("q", "query"), ("k", "key"))
-}
-
-
-def release_inputs(embedding: str) -> tuple[family.KeyRule, ...]:
-    """Return the rules of the layers before the blocks in Hunyuan's networks, given the name of the time's embedding."""
-    return (
-        *family.release_blocks(
-            "context_embedder.token_refiner.refiner_blocks",
-            "txt_in.individual_token_refiner.blocks",
-            {
-                family.QKV: "self_attn.qkv",
-                "attn.to_out.0": "self_attn.proj",
-                "ff.net.0.proj": "mlp.0",
-                "ff.net.2": "mlp.2",
-                "norm_out.linear": "adaLN_modulation.1",
-                "norm1": "norm1",
-                "norm2": "norm2",
-            },
-        ),
-        *(
-            family.KeyRule(f"{own}.linear_{i}", f"{release}.{side}_layer")
-            for own, release in (
-                (f"{embedding}.timestep_embedder", "time_in"),
-                ("context_embedder.time_text_embed.timestep_embedder", "txt_in.t_embedder"),
-                ("context_embedder.time_text_embed.text_embedder", "txt_in.c_embedder"),
-            )
-            for i, side in ((1, "in"), (2, "out"))
-        ),
-        family.KeyRule("context_embedder.proj_in", "txt_in.input_embedder"),
-        *(family.KeyRule(f"context_embedder_2.linear_{i}", f"byt5_in.fc{i}") for i in (1, 2, 3)),
-        family.KeyRule("context_embedder_2.norm", "byt5_in.layernorm"),
-        family.KeyRule("x_embedder.proj", "img_in.proj"),
-    )
-
-
-_RELEASE_LAYERS = (
-    *family.release_blocks("transformer_blocks", "double_blocks", family.TWO_STREAMS | NORMS),
-    *release_inputs("time_embed"),
-    family.KeyRule("image_embedder.linear_1", "vision_in.proj.1"),
-    family.KeyRule("image_embedder.linear_2", "vision_in.proj.3"),
-    family.KeyRule("image_embedder.norm_in", "vision_in.proj.0"),
-    family.KeyRule("image_embedder.norm_out", "vision_in.proj.4"),
-    family.KeyRule("cond_type_embed", "cond_type_embedding"),
-    *family.FINAL_LAYERS,
-)
-# Layers of a block in the networks of other trainers, which have names of the first release.
-TRAINERS_BLOCKS = {
-    "ff.net.0.proj": "img_mlp.fc1",
-    "ff.net.2": "img_mlp.fc2",
-    "ff_context.net.0.proj": "txt_mlp.fc1",
-    "ff_context.net.2": "txt_mlp.fc2",
-    "norm1.linear": "img_mod.linear",
-    "norm1_context.linear": "txt_mod.linear",
-}
-# Of musubi-tuner's network, in which queries, keys and values are apart.
-_TRAINERS_LAYERS = family.release_blocks(
-    "transformer_blocks",
-    "double_blocks",
-    {
-        **{f"attn.to_{name}": f"img_attn_{name}" for name in "qkv"},
-        **{f"attn.add_{name}_proj": f"txt_attn_{name}" for name in "qkv"},
-        "attn.to_out.0": "img_attn_proj",
-        "attn.to_add_out": "txt_attn_proj",
-        **TRAINERS_BLOCKS,
-    },
-)
+FILES = family.NetworkFiles(renamed_keys=toml.beside(__file__, "release_layers.toml")["renamed_keys"])
+RELEASE_LAYERS = (*family.layer_rules(__file__), *flux.RELEASE_LAYERS)
+TRAINERS_LAYERS = family.layer_rules(__file__, "trainers")
+_MUSUBI_LAYERS = family.layer_rules(__file__, "musubi")
 
 
 class HunyuanVideo15Config(family.NetworkConfig):
@@ -143,7 +56,7 @@ class HunyuanVideo15Config(family.NetworkConfig):
             ("transformer_blocks",),
             without_gradient=tuple(unused),
             files=FILES,
-            lora=family.LoraNames(_RELEASE_LAYERS, _TRAINERS_LAYERS),
+            lora=family.LoraNames(RELEASE_LAYERS, (*TRAINERS_LAYERS, *_MUSUBI_LAYERS)),
             sequence=family.SequenceSplit(pads=True, divided=f"{__package__}.divided_tokens"),
         )
 

@@ -6,10 +6,9 @@ from typing import ClassVar
 
 from reelworks.models import family, family_file
 
-_RELEASE_LAYERS = family.release_blocks(
-    "layers",
-    "layers",
-    {"attention.to_q attention.to_k attention.to_v": "attention.qkv", "attention.to_out.0": "attention.o"},
+_RELEASE_LAYERS = (
+    family.KeyRule("layers.N.attention.to_q layers.N.attention.to_k layers.N.attention.to_v", "layers.N.attention.qkv"),
+    family.KeyRule("layers.N.attention.to_out.0", "layers.N.attention.o"),
 )
 
 

@@ -9,30 +9,6 @@ from pydantic import Field
 from reelworks.core.errors import UserError
 from reelworks.models import family, family_file
 
-_BLOCK = {
-    "attn.to_q": "attn.wq",
-    "attn.to_k": "attn.wk",
-    "attn.to_v": "attn.wv",
-    "attn.to_out.0": "attn.wo",
-    "attn.to_gate": "attn.gate",
-    "ff.gate": "mlp.gate",
-    "ff.up": "mlp.up",
-    "ff.down": "mlp.down",
-}
-_RELEASE_LAYERS = (
-    *family.release_blocks("transformer_blocks", "blocks", _BLOCK),
-    *family.release_blocks("text_fusion.layerwise_blocks", "txtfusion.layerwise_blocks", _BLOCK),
-    *family.release_blocks("text_fusion.refiner_blocks", "txtfusion.refiner_blocks", _BLOCK),
-    family.KeyRule("text_fusion.projector", "txtfusion.projector"),
-    family.KeyRule("txt_in.linear_1", "txtmlp.1"),
-    family.KeyRule("txt_in.linear_2", "txtmlp.3"),
-    family.KeyRule("img_in", "first"),
-    family.KeyRule("time_embed.linear_1", "tmlp.0"),
-    family.KeyRule("time_embed.linear_2", "tmlp.2"),
-    family.KeyRule("time_mod_proj", "tproj.1"),
-    family.KeyRule("final_layer.linear", "last.linear"),
-)
-
 
 class Krea2Config(family.NetworkConfig):
     """Arguments of diffusers' Krea2Transformer2DModel; defaults are the published ones.
@@ -45,7 +21,7 @@ class Krea2Config(family.NetworkConfig):
     network: ClassVar[family.Network] = family.Network(
         "Krea2Transformer2DModel",
         ("text_fusion.layerwise_blocks", "text_fusion.refiner_blocks", "transformer_blocks"),
-        lora=family.LoraNames(_RELEASE_LAYERS),
+        lora=family.LoraNames(family.layer_rules(__file__)),
     )
 
     in_channels: family.SquareWidth = 64

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from reelworks.models import family, family_file
-from reelworks.models.families.flux.spec import RELEASE_BLOCKS
-
-_RELEASE_LAYERS = (*RELEASE_BLOCKS, *family.release_inputs("time_embed"), *family.FINAL_LAYERS)
+from reelworks.models.families.flux.spec import RELEASE_LAYERS
 
 
 class LongCatImageConfig(family.NetworkConfig):
@@ -19,7 +17,7 @@ class LongCatImageConfig(family.NetworkConfig):
     network: ClassVar[family.Network] = family.Network(
         "LongCatImageTransformer2DModel",
         ("transformer_blocks", "single_transformer_blocks"),
-        lora=family.LoraNames(_RELEASE_LAYERS, comfyui_maps_parts=True),
+        lora=family.LoraNames(RELEASE_LAYERS, comfyui_maps_parts=True),
     )
 
     in_channels: family.SquareWidth = 64

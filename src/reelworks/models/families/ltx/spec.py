@@ -8,13 +8,7 @@ from pydantic import Field
 
 from reelworks.models import family, family_file
 
-_RELEASE_LAYERS = (
-    family.KeyRule("proj_in", "patchify_proj"),
-    *(
-        family.KeyRule(f"time_embed.{rest}", f"adaln_single.{rest}")
-        for rest in ("linear", "emb.timestep_embedder.linear_1", "emb.timestep_embedder.linear_2")
-    ),
-)
+RELEASE_LAYERS = family.layer_rules(__file__)
 
 
 class LTXConfig(family.NetworkConfig):
@@ -30,7 +24,7 @@ class LTXConfig(family.NetworkConfig):
     network: ClassVar[family.Network] = family.Network(
         "LTXVideoTransformer3DModel",
         ("transformer_blocks",),
-        lora=family.LoraNames(_RELEASE_LAYERS),
+        lora=family.LoraNames(RELEASE_LAYERS),
         sequence=family.SequenceSplit(plan="reelworks.models.sequence.shared_tokens"),
     )
 

@@ -8,26 +8,7 @@ from pydantic import Field
 
 from reelworks.core.errors import UserError
 from reelworks.models import family, family_file
-
-_EMBEDDERS = {
-    "time_embed": "adaln_single",
-    "prompt_adaln": "prompt_adaln_single",
-    "audio_time_embed": "audio_adaln_single",
-    "audio_prompt_adaln": "audio_prompt_adaln_single",
-    "av_cross_attn_video_scale_shift": "av_ca_video_scale_shift_adaln_single",
-    "av_cross_attn_audio_scale_shift": "av_ca_audio_scale_shift_adaln_single",
-    "av_cross_attn_video_a2v_gate": "av_ca_a2v_gate_adaln_single",
-    "av_cross_attn_audio_v2a_gate": "av_ca_v2a_gate_adaln_single",
-}
-_RELEASE_LAYERS = (
-    *(
-        family.KeyRule(f"{own}.{rest}", f"{release}.{rest}")
-        for own, release in _EMBEDDERS.items()
-        for rest in ("linear", "emb.timestep_embedder.linear_1", "emb.timestep_embedder.linear_2")
-    ),
-    family.KeyRule("proj_in", "patchify_proj"),
-    family.KeyRule("audio_proj_in", "audio_patchify_proj"),
-)
+from reelworks.models.families.ltx.spec import RELEASE_LAYERS
 
 
 class LTX2Config(family.NetworkConfig):
@@ -89,7 +70,7 @@ class LTX2Config(family.NetworkConfig):
                 folder=self.folder,
                 renamed_keys={"prompt_adaln_single": "prompt_adaln"},  # in LTX-2.3
             ),
-            lora=family.LoraNames(_RELEASE_LAYERS),
+            lora=family.LoraNames(RELEASE_LAYERS),
             sequence=None if self.sound else family.SequenceSplit(plan="reelworks.models.sequence.shared_tokens"),
         )
 

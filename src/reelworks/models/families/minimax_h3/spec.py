@@ -9,34 +9,6 @@ from pydantic import Field
 from reelworks.models import family, family_file
 
 SOUND_CHANNELS = 2  # left and right, which the sound autoencoder encodes apart
-_RELEASE_LAYERS = (
-    *(
-        rule
-        for own, release in (("token_refiner.refiner_blocks", "token_refiner.blocks"), ("transformer_blocks", "blocks"))
-        for rule in (
-            *family.release_blocks(
-                own,
-                release,
-                {
-                    family.QKV: "attn.qkv_proj",
-                    "attn.to_out.0": "attn.out_proj",
-                    "ff.net.2": "mlp.fc2",
-                    "adaln_proj.linear": "adaln_proj.linear",
-                },
-            ),
-            # The gate is above the value in the release, below it in diffusers.
-            family.KeyRule(f"{own}.N.ff.net.0.proj", f"{release}.N.mlp.fc1", swapped=True),
-        )
-    ),
-    family.KeyRule("proj_in", "video_patch_proj"),
-    family.KeyRule("audio_proj_in", "audio_patch_proj"),
-    family.KeyRule("context_embedder", "condition_proj"),
-    family.KeyRule("time_embedder.linear_1", "time_embedder.proj_in"),
-    family.KeyRule("time_embedder.linear_2", "time_embedder.proj_out"),
-    family.KeyRule("norm_out.linear", "final_layer.adaln_proj.linear"),
-    family.KeyRule("proj_out", "final_layer.video_out"),
-    family.KeyRule("audio_proj_out", "final_layer.audio_out"),
-)
 
 
 class MiniMaxH3Config(family.NetworkConfig):
@@ -92,7 +64,7 @@ class MiniMaxH3Config(family.NetworkConfig):
             ("token_refiner.refiner_blocks", "transformer_blocks"),
             without_gradient=() if self.sound else ("audio_proj_",),
             files=family.NetworkFiles(folder="transformer_ref" if self.references else None),
-            lora=family.LoraNames(_RELEASE_LAYERS),
+            lora=family.LoraNames(family.layer_rules(__file__)),
             passes=family.PassRules(caption_multiple=1, clip_by_clip=True),
         )
 

@@ -8,9 +8,8 @@ from pydantic import Field
 
 from reelworks.models import family, family_file
 
-_RELEASE_LAYERS = family.release_blocks(
-    "transformer_blocks", "transformer_blocks", {"img_mlp.gate_layer img_mlp.proj": "img_mlp.gate_up"}
-)
+_GATED_PAIR = "transformer_blocks.N.img_mlp.gate_layer transformer_blocks.N.img_mlp.proj"
+_RELEASE_LAYERS = (family.KeyRule(_GATED_PAIR, "transformer_blocks.N.img_mlp.gate_up"),)
 
 
 class QwenImage21Config(family.NetworkConfig):

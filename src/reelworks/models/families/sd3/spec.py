@@ -6,33 +6,7 @@ from typing import ClassVar
 
 from reelworks.models import family, family_file
 
-_RELEASE_LAYERS = (
-    *family.release_blocks(
-        "transformer_blocks",
-        "joint_blocks",
-        {
-            family.QKV: "x_block.attn.qkv",
-            family.ADDED_QKV: "context_block.attn.qkv",
-            family.QKV.replace("attn", "attn2"): "x_block.attn2.qkv",
-            "attn.to_out.0": "x_block.attn.proj",
-            "attn2.to_out.0": "x_block.attn2.proj",
-            "attn.to_add_out": "context_block.attn.proj",
-            "norm1.linear": "x_block.adaLN_modulation.1",
-            "norm1_context.linear": "context_block.adaLN_modulation.1",
-            "ff.net.0.proj": "x_block.mlp.fc1",
-            "ff.net.2": "x_block.mlp.fc2",
-            "ff_context.net.0.proj": "context_block.mlp.fc1",
-            "ff_context.net.2": "context_block.mlp.fc2",
-        },
-    ),
-    *(
-        family.KeyRule(f"time_text_embed.{own}_embedder.linear_{i}", f"{release}_embedder.mlp.{2 * i - 2}")
-        for own, release in (("timestep", "t"), ("text", "y"))
-        for i in (1, 2)
-    ),
-    family.KeyRule("pos_embed.proj", "x_embedder.proj"),
-    *family.FINAL_LAYERS,
-)
+_RELEASE_LAYERS = family.layer_rules(__file__)
 
 
 class SD3Config(family.NetworkConfig):

@@ -9,36 +9,7 @@ from pydantic import Field
 from reelworks.models import family, family_file
 
 MASK_CHANNELS = 4  # one for each frame of a latent frame
-_ATTENTIONS = {
-    f"{own}.{part}": f"{release}.{layer}"
-    for own, release in (("attn1", "self_attn"), ("attn2", "cross_attn"))
-    for part, layer in (("to_q", "q"), ("to_k", "k"), ("to_v", "v"), ("to_out.0", "o"))
-}
-# Layers for the embedding of a picture, beside those for the caption.
-_OF_PICTURES = {"attn2.add_k_proj": "cross_attn.k_img", "attn2.add_v_proj": "cross_attn.v_img"}
-_FEED_FORWARD = {"ffn.net.0.proj": "ffn.0", "ffn.net.2": "ffn.2"}
-_RELEASE_LAYERS = (
-    *family.release_blocks("blocks", "blocks", {**_ATTENTIONS, **_OF_PICTURES, **_FEED_FORWARD}),
-    *(
-        family.KeyRule(f"condition_embedder.{own}_embedder.linear_{i}", f"{own}_embedding.{2 * i - 2}")
-        for own in ("time", "text")
-        for i in (1, 2)
-    ),
-    family.KeyRule("condition_embedder.time_proj", "time_projection.1"),
-    family.KeyRule("condition_embedder.image_embedder.ff.net.0.proj", "img_emb.proj.1"),
-    family.KeyRule("condition_embedder.image_embedder.ff.net.2", "img_emb.proj.3"),
-    family.KeyRule("proj_out", "head.head"),
-)
-
-
-_VACE_LAYERS = (
-    *family.release_blocks(
-        "vace_blocks",
-        "vace_blocks",
-        {**_ATTENTIONS, **_FEED_FORWARD, "proj_in": "before_proj", "proj_out": "after_proj"},
-    ),
-    *_RELEASE_LAYERS,
-)
+_LORA_NAMES = family.LoraNames(family.layer_rules(__file__))
 
 
 class WanConfig(family.NetworkConfig):
@@ -56,7 +27,7 @@ class WanConfig(family.NetworkConfig):
     network: ClassVar[family.Network] = family.Network(
         "WanTransformer3DModel",
         ("blocks",),
-        lora=family.LoraNames(_RELEASE_LAYERS),
+        lora=_LORA_NAMES,
         files=family.NetworkFiles(renamed_keys={"img_emb.emb_pos": "condition_embedder.image_embedder.pos_embed"}),
         sequence=family.SequenceSplit(pads=True, divided=f"{__package__}.divided_tokens"),
     )
@@ -109,7 +80,7 @@ class WanVaceConfig(WanConfig):
     """
 
     network: ClassVar[family.Network] = family.Network(
-        "WanVACETransformer3DModel", ("vace_blocks", "blocks"), lora=family.LoraNames(_VACE_LAYERS)
+        "WanVACETransformer3DModel", ("vace_blocks", "blocks"), lora=_LORA_NAMES
     )
 
     vace_layers: tuple[int, ...] = tuple(range(0, 30, 2))

@@ -6,16 +6,6 @@ from typing import ClassVar
 
 from reelworks.models import family, family_file
 
-_ATTENTION = {family.QKV.replace("attn", "attention"): "attention.qkv", "attention.to_out.0": "attention.out"}
-_RELEASE_LAYERS = (
-    *family.release_blocks("layers", "layers", _ATTENTION),
-    *family.release_blocks("noise_refiner", "noise_refiner", _ATTENTION),
-    *family.release_blocks("context_refiner", "context_refiner", _ATTENTION),
-    family.KeyRule("all_x_embedder.2-1", "x_embedder"),
-    family.KeyRule("all_final_layer.2-1.linear", "final_layer.linear"),
-    family.KeyRule("all_final_layer.2-1.adaLN_modulation.1", "final_layer.adaLN_modulation.1"),
-)
-
 
 class ZImageConfig(family.NetworkConfig):
     """Arguments of diffusers' ZImageTransformer2DModel; defaults are the published ones."""
@@ -25,7 +15,7 @@ class ZImageConfig(family.NetworkConfig):
     network: ClassVar[family.Network] = family.Network(
         "ZImageTransformer2DModel",
         ("noise_refiner", "context_refiner", "layers"),
-        lora=family.LoraNames(_RELEASE_LAYERS, comfyui="diffusers"),
+        lora=family.LoraNames(family.layer_rules(__file__), comfyui="diffusers"),
         passes=family.PassRules(caption_multiple=32),
     )
 
