@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 
-from reelworks.core import results, units, user_files
+from reelworks.core import results, toml, units, user_files
 from reelworks.data.buckets.assign import Reason as Rule
 from reelworks.data.checkpoint import names as checkpoint_names
 from reelworks.data.run import history
@@ -28,43 +28,8 @@ FAILURES = {  # label and remedy
 }
 MAX_NAMES = 500  # file names listed per reason, so that browsers can open the page
 MAX_SPIKES = 50
-
-# Label and remedy of each reason.
-REASONS: dict[str, tuple[str, str]] = {
-    "unreadable": ("unreadable", "The file cannot be decoded; replace or remove it."),
-    "in_exclude_file": (
-        "in the exclude file",
-        "Left out by you. To train it, remove its line from the recipe's exclude_file, or press Take back on the page.",
-    ),
-    "no_companion": (
-        "no companion",
-        "The control, source or loss mask that its dataset requires is missing, damaged, shorter or of another shape.",
-    ),
-    "no_caption": ("no caption", "Add a caption, or allow clips without one."),
-    "filtered": ("filtered out", "Left out by you. To train it, change dataset.filter, which it does not pass."),
-    "hdr": ("HDR", 'Left out by you: [data] hdr = "reject". To train it, set hdr = "tone_map".'),
-    "interlaced": (
-        "interlaced",
-        'Left out by you: [data] interlaced = "reject". To train it, set interlaced = "deinterlace".',
-    ),
-    "no_sound": ("no sound", 'It has no sound, and [sound] missing = "leave_out" leaves such clips out.'),
-    "sound_timing": (
-        "sound timing",
-        "Its frames are slower than data.fps, or without it unevenly spaced, so that picture and sound would drift apart.",
-    ),
-    "too_short": ("too short", "It has fewer frames than any bucket; add a bucket with fewer frames."),
-    "too_small": ("too small", "Every bucket would need upscaling; add a smaller resolution."),
-    "no_bucket": ("no bucket", "It is too large, too long or of another aspect ratio for every bucket."),
-    "not_drawn": ("not drawn", "No bucket's keep_prob selected it in this epoch."),
-    "duplicate": (
-        "near-duplicate",
-        'Left out by you: dataset.duplicates = "best" trains the best of its group. To train it too, set "keep".',
-    ),
-    "duplicate_turn": (
-        "its turn in another epoch",
-        "Near-duplicates are trained in turn, one of a group in each epoch.",
-    ),
-    "held_out": ("held out", "Reserved for validation, never trained."),
+REASONS: dict[str, tuple[str, str]] = {  # label and remedy
+    name: (told["label"], told["remedy"]) for name, told in toml.beside(__file__, "reasons.toml").items()
 }
 PLANNED = frozenset(reason.label for reason in Rule if reason.is_planned)
 CHOSEN = frozenset(reason.label for reason in Rule if reason.is_chosen)
