@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from reelworks.core import requests, results, units
 from reelworks.core.log import logger
@@ -39,37 +39,12 @@ class WrittenClip:
         options: Settings of the generation.
     """
 
-    JSON_KEYS: ClassVar = (
-        *("path", "prompt", "shape", "step", "sampler"),
-        *("num_inference_steps", "guidance_scale", "fps", "seed"),
-    )
-
     path: Path
     prompt: str
     shape: Shape = field(metadata=results.INLINED)
     step: int
     sampler: str
-    options: GenerateOptions
-
-    @property
-    def num_inference_steps(self) -> int:
-        """Steps of the sampler."""
-        return self.options.num_inference_steps
-
-    @property
-    def guidance_scale(self) -> float:
-        """Scale of guidance; 1 means none."""
-        return self.options.guidance_scale
-
-    @property
-    def fps(self) -> float:
-        """Frames per second of a clip."""
-        return self.options.fps
-
-    @property
-    def seed(self) -> int:
-        """Seed of the noise."""
-        return self.options.seed
+    options: GenerateOptions = field(metadata=results.INLINED)
 
     def to_text(self) -> str:
         """Return all of it as a line."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -41,6 +41,8 @@ from reelworks.training.step import draws
 @dataclass(frozen=True)
 class GenerateOptions:
     """Settings of a generation, without the prompt."""
+
+    JSON_KEYS: ClassVar = ("num_inference_steps", "guidance_scale", "fps", "seed")
 
     shape: Shape  # frames, height and width in pixels
     fps: float  # frames per second of a video, which some models take as an input
