@@ -267,11 +267,8 @@ def embedded(time_proj: nn.Module, *values: Tensor) -> Iterator[None]:
     def replace(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (remaining.pop(0), *args[1:])
 
-    handle = time_proj.register_forward_pre_hook(replace)
-    try:
+    with time_proj.register_forward_pre_hook(replace):
         yield
-    finally:
-        handle.remove()
     assert not remaining, f"{type(time_proj).__name__} was called fewer times than there are values"
 
 

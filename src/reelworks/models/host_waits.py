@@ -29,10 +29,6 @@ class NumbersSent(TorchFunctionMode):
 @contextmanager
 def until_called(block: nn.Module, mode: TorchFunctionMode) -> Iterator[None]:
     """Keep a mode on until the first block is called: blocks may be compiled, and may be computed once more without it."""
-    with ExitStack() as stack:
+    with ExitStack() as stack, block.register_forward_pre_hook(lambda *_: stack.close()):
         stack.enter_context(mode)
-        handle = block.register_forward_pre_hook(lambda *_: stack.close())
-        try:
-            yield
-        finally:
-            handle.remove()
+        yield

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -101,14 +101,11 @@ def _told(boundary: DtypeBoundary[DenoiserInputs], before_pass: Callable[[], Non
         before_pass()
         done += 1
 
-    # Before FSDP's own hook: where a pass does not begin, its weights are not gathered.
-    hooks = [network.register_forward_pre_hook(count, prepend=True) for network in networks]
-    try:
+    with ExitStack() as stack:
+        for network in networks:  # before FSDP's own hook: where a pass does not begin, its weights are not gathered
+            stack.enter_context(network.register_forward_pre_hook(count, prepend=True))
         with log.stage("sampling", lambda: f"passes of the network: {done}"):
             yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def why_not(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs], options: GenerateOptions) -> str | None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.utils.hooks import RemovableHandle
 
 from reelworks.models.api import PURE_NOISE, DenoiserInputs
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, grid, lower_input
@@ -82,7 +84,7 @@ def _masked(module: Any, masks: Mapping[nn.Module, Tensor]) -> Iterator[None]:
     run = module._gradient_checkpointing_func
 
     def run_masked(block: nn.Module, *args: Any) -> Any:
-        return run(_Masked(block, masks[block]) if block in masks else block, *args)
+        return run(partial(_run_with_mask, block, masks[block]) if block in masks else block, *args)
 
     module._gradient_checkpointing_func = run_masked
     try:
@@ -91,28 +93,19 @@ def _masked(module: Any, masks: Mapping[nn.Module, Tensor]) -> Iterator[None]:
         module._gradient_checkpointing_func = run
 
 
-@final
-class _Masked:
-    """A block whose attention gets a mask whenever it is called."""
-
-    def __init__(self, block: nn.Module, mask: Tensor) -> None:
-        self._block, self._mask = block, mask
-
-    def __call__(self, *args: Any) -> Any:
-        with _with_mask(self._block, self._mask):
-            return self._block(*args)
+def _run_with_mask(block: nn.Module, mask: Tensor, *args: Any) -> Any:
+    with _with_mask(block, mask):
+        return block(*args)
 
 
-@contextmanager
-def _with_mask(block: Any, mask: Tensor) -> Iterator[None]:
+def _with_mask(block: Any, mask: Tensor) -> RemovableHandle:
+    """Give the block's attention a mask, until the handle is left."""
+
     def add(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, kwargs | {"attention_mask": mask}
 
-    handle = block.attn.register_forward_pre_hook(add, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
+    handle: RemovableHandle = block.attn.register_forward_pre_hook(add, with_kwargs=True)
+    return handle
 
 
 def prepare(module: nn.Module) -> None:

@@ -66,15 +66,9 @@ def _letters_apart(module: Any, count: int, width: int) -> Iterator[None]:
     def join(_refiner: Any, _args: Any, words: Tensor) -> Tensor:
         return torch.cat([module.context_embedder_2(letters.pop()), words], dim=1)
 
-    hooks = [
-        module.context_embedder.register_forward_pre_hook(take),
-        module.context_embedder.register_forward_hook(join),
-    ]
-    try:
+    refiner = module.context_embedder
+    with refiner.register_forward_pre_hook(take), refiner.register_forward_hook(join):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:
