@@ -64,9 +64,7 @@ class DiffusersAutoencoder:
         self.contract = CONTRACT.computing_in(getattr(torch, config.dtype))
         self.module = _load(config, facts)
         self.encoding_networks = (self.module.encoder,) if facts.compiles else ()
-        self._flat, self._packed = not facts.has_time_axis, facts.packs_squares
-        self._has_alpha = facts.has_alpha
-        self._pixels = _IMAGENET if facts.imagenet_pixels else None
+        self._facts, self._flat = facts, not facts.has_time_axis
         first = Shape(facts.frame_rule[1], *facts.stride[1:])
         self._shortest = 1 if facts.chunk_frames is None else self.geometry.latent(first)[0]
         if facts.one_by_one:
@@ -74,9 +72,8 @@ class DiffusersAutoencoder:
         if facts.tiles:
             self.module.enable_tiling()
             self.module.use_framewise_encoding = self.module.use_framewise_decoding = False
-        self._places_first = facts.places_first
         self._mean, self._std = _statistics(self.module, shifts=facts.shifts)
-        if self._places_first and config_of(config) is None:  # FLUX.2's own file, as ComfyUI takes it
+        if facts.places_first and config_of(config) is None:  # FLUX.2's own file, as ComfyUI takes it
             self._mean, self._std = _by_place(self._mean), _by_place(self._std)
         nn.Module.to(self.module, self.contract.storage)
 
@@ -84,16 +81,16 @@ class DiffusersAutoencoder:
     def encode(self, video_BCTHW: Tensor) -> Tensor:
         """Encode `[B, 3, T, H, W]` in [-1, 1] as `[B, C, T', h, w]`."""
         video = video_BCTHW.to(self.contract.compute)
-        if self._pixels is not None:
-            mean, std = (torch.tensor(values).view(3, 1, 1, 1).to(video) for values in self._pixels)
+        if self._facts.imagenet_pixels:
+            mean, std = (torch.tensor(values).view(3, 1, 1, 1).to(video) for values in _IMAGENET)
             video = (video / 2 + 0.5 - mean) / std
-        if self._has_alpha:
+        if self._facts.has_alpha:
             video = pad(video, (0, 0, 0, 0, 0, 0, 0, 1), value=1.0)
         latent: Tensor = self.module.encode(video[:, :, 0] if self._flat else video).latent_dist.mode()
         latent = (latent[:, :, None] if self._flat else latent).to(self.contract.output)
-        if self._packed:
+        if self._facts.packs_squares:
             latent = pixel.squares_to_channels(latent, 2)
-        if self._places_first:
+        if self._facts.places_first:
             latent = _by_place(latent)
         return (latent - self._mean) / self._std
 
@@ -106,9 +103,9 @@ class DiffusersAutoencoder:
         latent = latent_BCTHW * self._std + self._mean
         if latent.shape[2] < self._shortest:
             latent = latent.expand(-1, -1, self._shortest, -1, -1)
-        if self._places_first:
+        if self._facts.places_first:
             latent = _transposed(latent, 4)
-        if self._packed:
+        if self._facts.packs_squares:
             latent = pixel.channels_to_squares(latent, 2)
         latent = latent.to(self.contract.compute)
         # Some decoders also remove noise: timestep 0 means that these latents have none.
@@ -118,8 +115,8 @@ class DiffusersAutoencoder:
         video = (video[:, :, None] if self._flat else video)[:, :3]
         if latent_BCTHW.shape[2] < self._shortest:
             video = video[:, :, :num_frames]
-        if self._pixels is not None:
-            mean, std = (torch.tensor(values).view(3, 1, 1, 1).to(video) for values in self._pixels)
+        if self._facts.imagenet_pixels:
+            mean, std = (torch.tensor(values).view(3, 1, 1, 1).to(video) for values in _IMAGENET)
             video = (video * std + mean) * 2 - 1
         assert video.shape[2] == num_frames, f"{latent.shape[2]} latent frames became {video.shape[2]}"
         return video.to(self.contract.output)
