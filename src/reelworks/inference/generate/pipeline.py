@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -224,20 +224,66 @@ class _Generation:
 
     def _sampled(self, start: Tensor, edit: Edit | None) -> Tensor:
         """Sample the latents of a clip, and its sound unless that is given."""
-        sound, objective, options = self._encoder.sound, self._objective, self._options
+        sound, options = self._encoder.sound, self._options
         if sound is None:
-            length = self._encoder.conditioning.guided_length
-            return _sample(self._network, start, objective, options, self._noise, edit, self._of_clip, length)
+            return self._sampled_alone(self._network, start, edit, self._encoder.conditioning.guided_length)
         if (heard_SK := options.conditions.sound) is not None:
             self.sounds.append(Sound(heard_SK, sound.spec.sample_rate))
             network = self._hearing(sound.latents(torch.from_numpy(heard_SK)[None], self._device))
-            return _sample(network, start, objective, options, self._noise, edit, self._of_clip)
+            return self._sampled_alone(network, start, edit)
+        assert self._objective.name == "rectified-flow", "the recipe was checked"
         track = sound.at_rate(options.fps)
         noise = self._draw((1, *track.latent_shape(options.shape.num_frames)))
-        latent, heard = _sample_both(self._both, start, noise, objective, options, edit, track.config.timestep_shift)
+        latent, heard = flow.sample_with_sound(
+            self._both,
+            start,
+            noise,
+            num_steps=options.num_inference_steps,
+            guidance_scale=options.guidance_scale,
+            shift=draws.shift_ratio(self._objective, options.shape, self._of_clip),
+            sound_shift=track.config.timestep_shift,
+            edit=edit,
+        )
         samples, rate = track.samples(heard)
         self.sounds.append(Sound(samples[0].numpy(), rate))
         return latent
+
+    def _sampled_alone(
+        self, network: flow.Network, start: Tensor, edit: Edit | None, guided_length: str = "free"
+    ) -> Tensor:
+        """Sample the latents of a clip."""
+        objective, options = self._objective, self._options
+        steps, scale = options.num_inference_steps, options.guidance_scale
+        if objective.name == "iddpm":
+            return diffusion.sample_iddpm(
+                network,
+                start,
+                num_steps=steps,
+                guidance_scale=scale,
+                step_noise=lambda step: self._noise(),
+                guided_channels=options.guided_channels,
+                edit=edit,
+            )
+        if objective.name in PREDICTIONS:
+            assert edit is None, "families of this objective make pictures alone"
+            return diffusion.sample_ddim(
+                network,
+                start,
+                PREDICTIONS[objective.name],
+                num_steps=steps,
+                guidance_scale=scale,
+                zero_snr=objective.zero_terminal_snr,
+            )
+
+        def velocity(z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None) -> Tensor:
+            output = network(z_2B, t_2B, frame_mask_2B)
+            made = rectified_flow.velocity_from(output, z_2B, t_2B.float(), objective.prediction)
+            if guided_length == "free":
+                return made
+            return flow.guided_at_length(made, scale, guided_length)
+
+        shift = draws.shift_ratio(objective, options.shape, self._of_clip)
+        return flow.sample_flow(velocity, start, num_steps=steps, guidance_scale=scale, shift=shift, edit=edit)
 
     def _noise(self) -> Tensor:
         size = 1, self._encoder.autoencoder.latent_channels, self._sources + self._of_clip[0], *self._of_clip[1:]
@@ -259,10 +305,13 @@ class _Generation:
     def _both(
         self, z_2B: Tensor, sound_2B: Tensor, t_2B: Tensor, sound_t_2B: Tensor, mask_2B: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Predict a picture and its sound."""
+        """Predict the velocities of a picture and of its sound."""
         every = torch.ones(len(sound_2B), sound_2B.shape[2], dtype=torch.bool, device=self._device)
         heard = SoundInputs(sound_2B, sound_t_2B.float(), every)
-        return self._boundary.both(self._inputs(z_2B, t_2B, mask_2B, sound=heard))
+        out, of_sound = self._boundary.both(self._inputs(z_2B, t_2B, mask_2B, sound=heard))
+        kind = self._objective.prediction
+        picture = rectified_flow.velocity_from(out, z_2B, t_2B.float(), kind)
+        return picture, rectified_flow.velocity_from(of_sound, sound_2B, sound_t_2B.float(), kind)
 
     def _hearing(self, heard: Tensor) -> flow.Network:
         """Return the network for a picture of which the sound is given: clean, at timestep 0."""
@@ -303,78 +352,3 @@ def _joined(sounds: list[Sound], options: GenerateOptions) -> Sound:
     rate, shared = sounds[0].rate, options.conditions.condition_frames / options.fps
     parts = [sounds[0].samples, *(sound.samples[round(shared * rate) :] for sound in sounds[1:])]
     return Sound(np.concatenate(parts), rate)
-
-
-def _sample_both(
-    network: flow.JointNetwork,
-    start: Tensor,
-    sound: Tensor,
-    objective: ObjectiveConfig,
-    options: GenerateOptions,
-    edit: Edit | None,
-    sound_shift: float | None,
-) -> tuple[Tensor, Tensor]:
-    assert objective.name == "rectified-flow", "the recipe was checked"
-
-    def velocity(
-        z_2B: Tensor, sound_2B: Tensor, t_2B: Tensor, sound_t_2B: Tensor, mask_2B: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        out, of_sound = network(z_2B, sound_2B, t_2B, sound_t_2B, mask_2B)
-        kind = objective.prediction
-        picture = rectified_flow.velocity_from(out, z_2B, t_2B.float(), kind)
-        return picture, rectified_flow.velocity_from(of_sound, sound_2B, sound_t_2B.float(), kind)
-
-    return flow.sample_with_sound(
-        velocity,
-        start,
-        sound,
-        num_steps=options.num_inference_steps,
-        guidance_scale=options.guidance_scale,
-        shift=draws.shift_ratio(objective, options.shape, (start.shape[2], start.shape[3], start.shape[4])),
-        sound_shift=sound_shift,
-        edit=edit,
-    )
-
-
-def _sample(
-    network: flow.Network,
-    start: Tensor,
-    objective: ObjectiveConfig,
-    options: GenerateOptions,
-    draw_noise: Callable[[], Tensor],
-    edit: Edit | None,
-    latent: tuple[int, int, int],
-    guided_length: str = "free",
-) -> Tensor:
-    """Sample latents of a clip, whose own have the sizes `latent`."""
-    steps, scale = options.num_inference_steps, options.guidance_scale
-    if objective.name == "iddpm":
-        return diffusion.sample_iddpm(
-            network,
-            start,
-            num_steps=steps,
-            guidance_scale=scale,
-            step_noise=lambda step: draw_noise(),
-            guided_channels=options.guided_channels,
-            edit=edit,
-        )
-    if objective.name in PREDICTIONS:
-        assert edit is None, "families of this objective make pictures alone"
-        return diffusion.sample_ddim(
-            network,
-            start,
-            PREDICTIONS[objective.name],
-            num_steps=steps,
-            guidance_scale=scale,
-            zero_snr=objective.zero_terminal_snr,
-        )
-
-    def velocity(z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None) -> Tensor:
-        output = network(z_2B, t_2B, frame_mask_2B)
-        made = rectified_flow.velocity_from(output, z_2B, t_2B.float(), objective.prediction)
-        if guided_length == "free":
-            return made
-        return flow.guided_at_length(made, scale, guided_length)
-
-    shift = draws.shift_ratio(objective, options.shape, latent)
-    return flow.sample_flow(velocity, start, num_steps=steps, guidance_scale=scale, shift=shift, edit=edit)
