@@ -382,7 +382,8 @@ class _Series:
 
     def _record(self, store: CheckpointFolder, one: MeasuredCheckpoint, other: Set[str]) -> None:
         """Add values to the metrics of a checkpoint, unless it has them of these settings, but those that others have of others."""
-        values = {name: value for name, value in _metrics(one).items() if name not in other}
+        named = {f"{_METRIC}{name}": value for name, value in one.values.items()}
+        values = {name: value for name, value in named.items() if name not in other}
         try:
             present = store.info(one.step)
             had = {name: (value, present.measured_on.get(name)) for name, value in present.metrics.items()}
@@ -404,7 +405,3 @@ class _Series:
         except (OSError, ValueError, TypeError, KeyError):
             return None
         return found if found.save_id == info.manifest.save_id and all(path.exists() for path in clips) else None
-
-
-def _metrics(one: MeasuredCheckpoint) -> dict[str, float]:
-    return {f"{_METRIC}{name}": value for name, value in one.values.items()}
