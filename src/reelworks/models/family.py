@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -384,8 +385,14 @@ class Family:
     recipe_sizes: tuple[str, ...] = ()  # fields of its config that keys of `[model]` override
 
 
+@functools.cache
+def layers_file(module: str) -> dict[str, Any]:
+    """Return `release_layers.toml` beside a module, which is given by its `__file__`."""
+    return toml.beside(module, "release_layers.toml")
+
+
 def layer_rules(module: str, table: str = "release") -> tuple[KeyRule, ...]:
-    """Return the rules of a table of `release_layers.toml` beside a module, which is given by its `__file__`.
+    """Return the rules of a table of the file of a module's layers.
 
     Each entry has `layers` of the release by those of diffusers. `prefixes` begin the names of both, for lists of blocks
     that have the same layers.
@@ -397,7 +404,7 @@ def layer_rules(module: str, table: str = "release") -> tuple[KeyRule, ...]:
             tuple(entry.get("heights", ())),
             entry.get("swapped", False),
         )
-        for entry in toml.beside(module, "release_layers.toml")[table]
+        for entry in layers_file(module)[table]
         for own, release in entry.get("prefixes", {"": ""}).items()
         for parts, layer in entry["layers"].items()
     )

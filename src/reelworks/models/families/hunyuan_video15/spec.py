@@ -6,11 +6,10 @@ from typing import ClassVar, Self
 
 from pydantic import Field
 
-from reelworks.core import toml
 from reelworks.models import family, family_file
 from reelworks.models.families.flux import spec as flux
 
-FILES = family.NetworkFiles(renamed_keys=toml.beside(__file__, "release_layers.toml")["renamed_keys"])
+FILES = family.NetworkFiles(renamed_keys=family.layers_file(__file__)["renamed_keys"])
 RELEASE_LAYERS = (*family.layer_rules(__file__), *flux.RELEASE_LAYERS)
 TRAINERS_LAYERS = family.layer_rules(__file__, "trainers")
 _MUSUBI_LAYERS = family.layer_rules(__file__, "musubi")
