@@ -336,7 +336,8 @@ def test_lengths_are_those_of_velocities_whatever_the_network_predicts():
     noise, both = torch.randn(3, 4, 1, 4, 4, generator=random).split([1, 2])
     options = GenerateOptions(Shape(1, 32, 32), 12.0, 1, 4.0, seed=5)
     of_data = ObjectiveConfig(prediction="sample")
-    made = pipeline._sample(lambda *_: both, noise, of_data, options, lambda: noise, None, (1, 4, 4), "kept")
+    clip = SimpleNamespace(_objective=of_data, _options=options, _of_clip=(1, 4, 4))
+    made = pipeline._Generation._sampled_alone(clip, lambda *_: both, noise, None, "kept")
     velocity = rectified_flow.velocity_from(both, torch.cat([noise, noise]), torch.full((2,), 1000.0), "sample")
     wanted = noise + flow.guided_at_length(velocity, 4.0, "kept")[:1]
     torch.testing.assert_close(made, wanted)
