@@ -16,141 +16,102 @@ _MIN_PRODIGY_FACTOR = 0.01
 
 
 class TrainConfig(Config):
-    """`[train]`."""
+    """`[train]`.
 
-    max_steps: int | None = Field(default=None, ge=1, description="optimizer steps at which training ends")
-    max_epochs: int | None = Field(default=None, ge=1, description="passes over the data")
-    max_clips: int | None = Field(
-        default=None, ge=1, description="clips trained, each use as one, after which training ends; a step is not cut"
-    )
-    gradient_accumulation_steps: int = Field(default=1, ge=1, description="micro-batches per rank and step")
-    micro_batches_per_step: int | None = Field(
-        default=None, ge=1, description="G; default: ranks at the run's start x gradient_accumulation_steps"
-    )
-    same_bucket_run: int | None = Field(
-        default=None, ge=1, description="L, consecutive micro-batches of one bucket; default: ranks at the start"
-    )
-    step_seconds: float | None = Field(
-        default=None,
-        gt=0,
-        allow_inf_nan=False,
-        description='longest planned time of a micro-batch whose batch_size is "auto": of the clips that fit into memory, as '
-        "many as take no longer, by the times in buckets.tuned. A single clip may take longer",
-    )
-    optimizer: Literal["adamw", "adamw8bit", "muon", "prodigy", "adafactor", "came", "schedulefree"] = Field(
-        default="adamw",
-        description="Prodigy and Adafactor need whole weights; the others work on shards, too. Muon updates "
-        "the matrices of blocks, and AdamW the rest. Schedule-free AdamW has an average of its own in place of ema_decay",
-    )
-    learning_rate: float = Field(
-        default=1e-4,
-        gt=0,
-        description="rate after warm-up. Prodigy multiplies the rate that it finds by this (default 1.0), Adafactor the "
-        "size of the weights (default 0.01), and lowers it to 1 / √step; the default of schedule-free AdamW is 0.0025",
-    )
-    text_encoder_learning_rate: float | None = Field(
-        default=None,
-        gt=0,
-        description="with `lora.text_encoders`: rate of their part, with the same warm-up and course; default: learning_rate",
-    )
-    learning_rate_schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant",
-        description="course of the rate after warm-up: constant, or falling until max_steps; without that, over the steps of "
-        "max_epochs, each of which counts as many as the first one had when training began",
-    )
-    learning_rate_cycles: int = Field(
-        default=1, ge=1, description="with cosine: equally long falls, each of which begins at the full rate again"
-    )
-    final_learning_rate: float = Field(default=0.0, ge=0, description="rate to which linear and cosine fall")
-    warmup_steps: int = Field(default=0, ge=0, description="steps of linear warm-up")
-    betas: list[float] | None = Field(
-        default=[0.9, 0.99],
-        description="coefficients of AdamW and Prodigy, and the first two of CAME, whose third is 0.9999; Adafactor has none",
-    )
+    Attributes:
+        max_steps: Optimizer steps at which training ends.
+        max_epochs: Passes over the data.
+        max_clips: Clips trained, each use as one, after which training ends; a step is not cut.
+        gradient_accumulation_steps: Micro-batches per rank and step.
+        micro_batches_per_step: G; default: ranks at the run's start x gradient_accumulation_steps.
+        same_bucket_run: L, consecutive micro-batches of one bucket; default: ranks at the start.
+        step_seconds: Longest planned time of a micro-batch whose batch_size is "auto": of the clips that fit into
+            memory, as many as take no longer, by the times in buckets.tuned. A single clip may take longer.
+        optimizer: Prodigy and Adafactor need whole weights; the others work on shards, too. Muon updates the matrices
+            of blocks, and AdamW the rest. Schedule-free AdamW has an average of its own in place of ema_decay.
+        learning_rate: Rate after warm-up. Prodigy multiplies the rate that it finds by this (default 1.0), Adafactor
+            the size of the weights (default 0.01), and lowers it to 1 / √step; the default of schedule-free AdamW is
+            0.0025.
+        text_encoder_learning_rate: With `lora.text_encoders`: rate of their part, with the same warm-up and course;
+            default: learning_rate.
+        learning_rate_schedule: Course of the rate after warm-up: constant, or falling until max_steps; without that,
+            over the steps of max_epochs, each of which counts as many as the first one had when training began.
+        learning_rate_cycles: With cosine: equally long falls, each of which begins at the full rate again.
+        final_learning_rate: Rate to which linear and cosine fall.
+        warmup_steps: Steps of linear warm-up.
+        betas: Coefficients of AdamW and Prodigy, and the first two of CAME, whose third is 0.9999; Adafactor has none.
+        eps: Epsilon of AdamW and Prodigy; Adafactor has its own.
+        weight_decay: Decoupled from the gradient.
+        max_grad_norm: Norm to which the whole gradient is clipped.
+        ema_decay: Decay of the weight average; in early steps (1 + step) / (10 + step).
+        ema_device: Where the average is kept: beside the weights, or in CPU memory with "cpu", which saves 4 bytes of
+            GPU memory per trained weight and copies the weights there after each step.
+        loss_reduction: Unit that has the same weight everywhere in the loss.
+        skip_steps: Steps that are counted but not trained, as [first, last]: their clips are skipped, for data that
+            break a run; to use it, resume from a checkpoint before them.
+        non_finite: Whether a loss or gradient that is not finite skips the step, or stops the run.
+        max_non_finite: Number of such consecutive steps that stops the run with skip.
+        spikes: Whether a step whose loss or gradient norm is far above the recent ones is reported with its clips, or
+            also skipped: its update is not applied.
+        spike_threshold: Distance of such a spike from the median of the recent values, in robust standard deviations.
+        clip_losses: What each clip has been learnt, for `reelworks learning`: its losses in training, and measurements
+            with fixed noise, with its caption and without, of so many clips at a time; "auto" spreads these so that
+            their forward passes are 2 % of those of training. Losses and weights are the same with and without.
+        clip_losses_every: With a number of clips in clip_losses: steps between two times that so many are measured;
+            default: 100.
+        log_block_grad_norms_every: Steps between two measurements of the gradient norm of each block; default: none.
+        log_balance_every: Steps between two comparisons of the ranks' times with the plan, with several ranks.
+        log_every: Steps between two lines of progress.
+        compile: Compile the model's blocks and the encoder of its autoencoder: steps are faster, and the first step
+            with each graph takes up to minutes longer. The sizes of buckets change too, unless buckets.token_families =
+            false.
+        compile_graphs: With compile: largest number of graphs, each for one batch size, number of frames and number of
+            tokens; buckets beyond it run without compilation, and plan names them. As many shapes are compiled of the
+            encoder.
+        compile_backend: Backend of torch.compile. "aot_eager" and "eager" trace blocks and do not make them faster;
+            they tell in which part a fault of compilation lies.
+        memory_gb: Memory of a GPU that `model.gradient_checkpointing = "auto"` may fill, in GB; default: 95 % of the
+            smallest GPU of the run, and without a GPU no limit.
+        threads: CPU threads of each rank; default: OMP_NUM_THREADS, or the job's cores / ranks.
+    """
+
+    max_steps: int | None = Field(default=None, ge=1)
+    max_epochs: int | None = Field(default=None, ge=1)
+    max_clips: int | None = Field(default=None, ge=1)
+    gradient_accumulation_steps: int = Field(default=1, ge=1)
+    micro_batches_per_step: int | None = Field(default=None, ge=1)
+    same_bucket_run: int | None = Field(default=None, ge=1)
+    step_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    optimizer: Literal["adamw", "adamw8bit", "muon", "prodigy", "adafactor", "came", "schedulefree"] = "adamw"
+    learning_rate: float = Field(default=1e-4, gt=0)
+    text_encoder_learning_rate: float | None = Field(default=None, gt=0)
+    learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    learning_rate_cycles: int = Field(default=1, ge=1)
+    final_learning_rate: float = Field(default=0.0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    betas: list[float] | None = Field(default=[0.9, 0.99])
     # As in v1.2: bfloat16 gradients are far below the usual 1e-8.
-    eps: float | None = Field(default=1e-15, gt=0, description="epsilon of AdamW and Prodigy; Adafactor has its own")
-    weight_decay: float = Field(default=0.0, ge=0, description="decoupled from the gradient")
-    max_grad_norm: float | None = Field(default=1.0, gt=0, description="norm to which the whole gradient is clipped")
-    ema_decay: float | None = Field(
-        default=0.9999, ge=0, lt=1, description="decay of the weight average; in early steps (1 + step) / (10 + step)"
-    )
-    ema_device: Literal["auto", "cpu"] = Field(
-        default="auto",
-        description='where the average is kept: beside the weights, or in CPU memory with "cpu", which saves 4 bytes of '
-        "GPU memory per trained weight and copies the weights there after each step",
-    )
-    loss_reduction: Literal["token", "sample", "micro_batch"] = Field(
-        default="token", description="unit that has the same weight everywhere in the loss"
-    )
-    skip_steps: list[list[int]] = Field(
-        default=[],
-        description="steps that are counted but not trained, as [first, last]: their clips are skipped, for "
-        "data that break a run; to use it, resume from a checkpoint before them",
-    )
-    non_finite: Literal["skip", "stop"] = Field(
-        default="skip", description="whether a loss or gradient that is not finite skips the step, or stops the run"
-    )
-    max_non_finite: int = Field(
-        default=10, ge=1, description="number of such consecutive steps that stops the run with skip"
-    )
-    spikes: Literal["off", "report", "skip"] = Field(
-        default="report",
-        description="whether a step whose loss or gradient norm is far above the recent ones is reported with its clips, "
-        "or also skipped: its update is not applied",
-    )
-    spike_threshold: float = Field(
-        default=8.0,
-        gt=0,
-        description="distance of such a spike from the median of the recent values, in robust standard deviations",
-    )
-    clip_losses: Literal["off", "auto"] | Annotated[int, Field(ge=1)] = Field(
-        default="off",
-        description="what each clip has been learnt, for `reelworks learning`: its losses in training, and measurements "
-        'with fixed noise, with its caption and without, of so many clips at a time; "auto" spreads these so that their '
-        "forward passes are 2 % of those of training. Losses and weights are the same with and without",
-    )
-    clip_losses_every: int | None = Field(
-        default=None,
-        ge=1,
-        description="with a number of clips in clip_losses: steps between two times that so many are measured; default: 100",
-    )
-    log_block_grad_norms_every: int | None = Field(
-        default=None,
-        ge=1,
-        description="steps between two measurements of the gradient norm of each block; default: none",
-    )
-    log_balance_every: int | None = Field(
-        default=50,
-        ge=1,
-        description="steps between two comparisons of the ranks' times with the plan, with several ranks",
-    )
-    log_every: int = Field(default=1, ge=1, description="steps between two lines of progress")
-    compile: bool = Field(
-        default=False,
-        description="compile the model's blocks and the encoder of its autoencoder: steps are faster, and the first step "
-        "with each graph takes up to minutes longer. The sizes of buckets change too, unless buckets.token_families = false",
-    )
-    compile_graphs: int = Field(
-        default=32,
-        ge=1,
-        description="with compile: largest number of graphs, each for one batch size, number of frames and number of "
-        "tokens; buckets beyond it run without compilation, and plan names them. As many shapes are compiled of the encoder",
-    )
-    compile_backend: Literal["inductor", "aot_eager", "eager"] = Field(
-        default="inductor",
-        description='backend of torch.compile. "aot_eager" and "eager" trace blocks and do not make them faster; they '
-        "tell in which part a fault of compilation lies",
-    )
-    memory_gb: Told[float | None] = Field(
-        default=None,
-        gt=0,
-        allow_inf_nan=False,
-        description='memory of a GPU that `model.gradient_checkpointing = "auto"` may fill, in GB; default: 95 % of the '
-        "smallest GPU of the run, and without a GPU no limit",
-    )
-    threads: int | None = Field(
-        default=None, ge=1, description="CPU threads of each rank; default: OMP_NUM_THREADS, or the job's cores / ranks"
-    )
+    eps: float | None = Field(default=1e-15, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float | None = Field(default=1.0, gt=0)
+    ema_decay: float | None = Field(default=0.9999, ge=0, lt=1)
+    ema_device: Literal["auto", "cpu"] = "auto"
+    loss_reduction: Literal["token", "sample", "micro_batch"] = "token"
+    skip_steps: list[list[int]] = Field(default=[])
+    non_finite: Literal["skip", "stop"] = "skip"
+    max_non_finite: int = Field(default=10, ge=1)
+    spikes: Literal["off", "report", "skip"] = "report"
+    spike_threshold: float = Field(default=8.0, gt=0)
+    clip_losses: Literal["off", "auto"] | Annotated[int, Field(ge=1)] = "off"
+    clip_losses_every: int | None = Field(default=None, ge=1)
+    log_block_grad_norms_every: int | None = Field(default=None, ge=1)
+    log_balance_every: int | None = Field(default=50, ge=1)
+    log_every: int = Field(default=1, ge=1)
+    compile: bool = False
+    compile_graphs: int = Field(default=32, ge=1)
+    compile_backend: Literal["inductor", "aot_eager", "eager"] = "inductor"
+    memory_gb: Told[float | None] = Field(default=None, gt=0, allow_inf_nan=False)
+    threads: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="before")
     @classmethod
@@ -261,27 +222,28 @@ class TrainConfig(Config):
 
 
 class ValidationConfig(Config):
-    """`[validation]`: loss of the averaged weights on held-out clips at fixed times and fixed noise."""
+    """`[validation]`: loss of the averaged weights on held-out clips at fixed times and fixed noise.
 
-    split: float = Field(
-        default=0.01, ge=0, lt=1, description="share of source files, or of folders, held out, by their content"
-    )
-    group: Literal["file", "folder"] = Field(
-        default="file",
-        description="unit that is held out: each file by itself, or all clips of a folder; copies and measured near-duplicates go with it",
-    )
-    every_steps: int | None = Field(default=500, ge=1, description="steps between two validations")
-    timesteps: list[float] | None = Field(
-        default=None,
-        description="timesteps in (0, 1000], of those that are trained; default: five of them in equal distances, 100 to 900 of all",
-    )
-    max_clips: int = Field(default=64, ge=1, description="held-out clips that are evaluated, the same ones each time")
-    patience: int | None = Field(
-        default=None,
-        ge=1,
-        description="consecutive scheduled validations without a lower loss after which training ends; default: it does not end early",
-    )
-    min_delta: float = Field(default=0.0, ge=0, description="decrease of the loss that counts as lower, with patience")
+    Attributes:
+        split: Share of source files, or of folders, held out, by their content.
+        group: Unit that is held out: each file by itself, or all clips of a folder; copies and measured near-duplicates
+            go with it.
+        every_steps: Steps between two validations.
+        timesteps: Timesteps in (0, 1000], of those that are trained; default: five of them in equal distances, 100 to
+            900 of all.
+        max_clips: Held-out clips that are evaluated, the same ones each time.
+        patience: Consecutive scheduled validations without a lower loss after which training ends; default: it does not
+            end early.
+        min_delta: Decrease of the loss that counts as lower, with patience.
+    """
+
+    split: float = Field(default=0.01, ge=0, lt=1)
+    group: Literal["file", "folder"] = "file"
+    every_steps: int | None = Field(default=500, ge=1)
+    timesteps: list[float] | None = None
+    max_clips: int = Field(default=64, ge=1)
+    patience: int | None = Field(default=None, ge=1)
+    min_delta: float = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
     def _check_patience(self) -> ValidationConfig:
@@ -319,81 +281,57 @@ class ValidationConfig(Config):
 
 
 class SamplesConfig(Config):
-    """`[samples]`: clips generated on schedule into the run folder."""
+    """`[samples]`: clips generated on schedule into the run folder.
 
-    prompts: Told[list[str]] = Field(default=[], description="prompts; each gives one clip")
-    every_steps: int | None = Field(default=None, ge=1, description="steps between previews; default: only at the end")
-    height: int | None = Field(
-        default=None, ge=1, description="height in pixels; default: that of the bucket with the most trained tokens"
-    )
-    width: int | None = Field(default=None, ge=1, description="width in pixels; same default")
-    num_frames: int | None = Field(
-        default=None, ge=1, description="frames; same default, among buckets of videos if there are any; 1 gives images"
-    )
-    fps: float | None = Field(
-        default=None,
-        gt=0,
-        le=240,
-        description="frames per second; default: that of trained videos as read, or of the model",
-    )
-    num_inference_steps: int | None = Field(
-        default=None, ge=1, description="steps of the sampler; default: usual value of the model"
-    )
-    guidance_scale: float | None = Field(
-        default=None, ge=1, description="strength of the prompt; 1 is no guidance; default: usual value of the model"
-    )
-    image_guidance_scale: float | None = Field(
-        default=None,
-        ge=1,
-        description="strength of the reference, for Open-Sora 2.0, which then predicts once more without it; 1 is no "
-        "guidance; default: usual value of the model",
-    )
-    guided_channels: int | None = Field(
-        default=None,
-        ge=1,
-        description="latent channels to which iddpm applies guidance, the first; default: usual value of the model with "
-        "its published autoencoder (3 for Open-Sora 1.1), else all",
-    )
-    metrics: Private[list[str]] = Field(
-        default=[],
-        description='metrics of the previews that need no references, such as "motion", "clip-score" or a class of yours '
-        '("my_metrics.py:Sharpness"): samples/NAME in logs and for checkpoints.keep_best. With them, previews are made '
-        "before the checkpoint is saved",
-    )
-    metric_weights: Private[dict[str, str]] = Field(
-        default={}, description='local weights of networks that metrics need, as in { clip = "models/clip" }'
-    )
-    reference: Place[str | None] = Field(
-        default=None, min_length=1, description="image that every clip begins with; i2v models need one"
-    )
-    last_frame: Place[str | None] = Field(
-        default=None,
-        min_length=1,
-        description="image that every clip ends with, for models that know given frames; models of first and last frames need one",
-    )
-    control: Place[str | None] = Field(default=None, min_length=1, description="control image or clip of all previews")
-    source: Place[str | list[str] | None] = Field(
-        default=None,
-        min_length=1,
-        description="image that all previews edit, or a list of images, clips and sounds in order",
-    )
-    inpaint: Place[str | None] = Field(
-        default=None, min_length=1, description="image or clip of which the black areas of samples.mask are kept"
-    )
-    mask: Place[str | None] = Field(
-        default=None, min_length=1, description="mask of all previews: white areas are generated, black ones are kept"
-    )
-    model: Told[str | None] = Field(
-        default=None,
-        min_length=1,
-        description="model that the LoRA is shown on in previews and by `generate`, of the family of the trained one, such "
-        "as the distilled one of a base; default: the trained one",
-    )
-    weights: Weights[str | None] = Field(
-        default=None,
-        min_length=1,
-        description="weights of that model: folder, `.safetensors` file or hub id; default: the published ones",
-    )
+    Attributes:
+        prompts: Prompts; each gives one clip.
+        every_steps: Steps between previews; default: only at the end.
+        height: Height in pixels; default: that of the bucket with the most trained tokens.
+        width: Width in pixels; same default.
+        num_frames: Frames; same default, among buckets of videos if there are any; 1 gives images.
+        fps: Frames per second; default: that of trained videos as read, or of the model.
+        num_inference_steps: Steps of the sampler; default: usual value of the model.
+        guidance_scale: Strength of the prompt; 1 is no guidance; default: usual value of the model.
+        image_guidance_scale: Strength of the reference, for Open-Sora 2.0, which then predicts once more without it; 1
+            is no guidance; default: usual value of the model.
+        guided_channels: Latent channels to which iddpm applies guidance, the first; default: usual value of the model
+            with its published autoencoder (3 for Open-Sora 1.1), else all.
+        metrics: Metrics of the previews that need no references, such as "motion", "clip-score" or a class of yours
+            ("my_metrics.py:Sharpness"): samples/NAME in logs and for checkpoints.keep_best. With them, previews are
+            made before the checkpoint is saved.
+        metric_weights: Local weights of networks that metrics need, as in { clip = "models/clip" }.
+        reference: Image that every clip begins with; i2v models need one.
+        last_frame: Image that every clip ends with, for models that know given frames; models of first and last frames
+            need one.
+        control: Control image or clip of all previews.
+        source: Image that all previews edit, or a list of images, clips and sounds in order.
+        inpaint: Image or clip of which the black areas of samples.mask are kept.
+        mask: Mask of all previews: white areas are generated, black ones are kept.
+        model: Model that the LoRA is shown on in previews and by `generate`, of the family of the trained one, such as
+            the distilled one of a base; default: the trained one.
+        weights: Weights of that model: folder, `.safetensors` file or hub id; default: the published ones.
+    """
+
+    prompts: Told[list[str]] = Field(default=[])
+    every_steps: int | None = Field(default=None, ge=1)
+    height: int | None = Field(default=None, ge=1)
+    width: int | None = Field(default=None, ge=1)
+    num_frames: int | None = Field(default=None, ge=1)
+    fps: float | None = Field(default=None, gt=0, le=240)
+    num_inference_steps: int | None = Field(default=None, ge=1)
+    guidance_scale: float | None = Field(default=None, ge=1)
+    image_guidance_scale: float | None = Field(default=None, ge=1)
+    guided_channels: int | None = Field(default=None, ge=1)
+    metrics: Private[list[str]] = Field(default=[])
+    metric_weights: Private[dict[str, str]] = Field(default={})
+    reference: Place[str | None] = Field(default=None, min_length=1)
+    last_frame: Place[str | None] = Field(default=None, min_length=1)
+    control: Place[str | None] = Field(default=None, min_length=1)
+    source: Place[str | list[str] | None] = Field(default=None, min_length=1)
+    inpaint: Place[str | None] = Field(default=None, min_length=1)
+    mask: Place[str | None] = Field(default=None, min_length=1)
+    model: Told[str | None] = Field(default=None, min_length=1)
+    weights: Weights[str | None] = Field(default=None, min_length=1)
 
     @property
     def has_model(self) -> bool:

@@ -37,6 +37,19 @@ from reelworks.training.recipe.stages import StageConfig
 class Recipe(Config):
     """Description of a complete run. Relative paths start at the current folder of the command.
 
+    Attributes:
+        version: Version of the recipe format.
+        output: The run folder; default: runs/<the recipe's file name>.
+        catalog: Folder of the catalog; default: <output>/catalog.
+        seed: Seed of all random choices.
+        exclude_file: A text file that lists clips not to train, one dataset/path per line as reports print them; lines
+            that begin with # are comments.
+        bucket: Required, unless the recipe has `buckets = "auto"` or `[buckets.opensora]`.
+        lora: Train a LoRA; without it, all weights are trained.
+        sound: Train with the sound of clips, for models that have it.
+        annex: Tables of other packages' annexes, by their names.
+        stage: Parts of the run that follow each other; the keys of the recipe are those of the first.
+
     Examples:
         >>> import reelworks as rw
         >>> recipe = rw.Recipe.model_validate({
@@ -48,32 +61,21 @@ class Recipe(Config):
         (42, 'runs/mine/catalog')
     """
 
-    version: Literal[1] = Field(description="version of the recipe format")
-    output: Place[str] = Field(min_length=1, description="the run folder; default: runs/<the recipe's file name>")
-    catalog: Private[str | None] = Field(
-        default=None, min_length=1, description="folder of the catalog; default: <output>/catalog"
-    )
-    seed: int = Field(default=42, ge=0, lt=2**63, description="seed of all random choices")
-    exclude_file: Private[str | None] = Field(
-        default=None,
-        min_length=1,
-        description="a text file that lists clips not to train, one dataset/path per line as reports print them; "
-        "lines that begin with # are comments",
-    )
+    version: Literal[1]
+    output: Place[str] = Field(min_length=1)
+    catalog: Private[str | None] = Field(default=None, min_length=1)
+    seed: int = Field(default=42, ge=0, lt=2**63)
+    exclude_file: Private[str | None] = Field(default=None, min_length=1)
     dataset: list[DatasetConfig] = Field(min_length=1)
-    bucket: list[BucketEntryConfig] = Field(
-        default=[], description='required, unless the recipe has `buckets = "auto"` or `[buckets.opensora]`'
-    )
+    bucket: list[BucketEntryConfig] = Field(default=[])
     buckets: BucketsField = BucketsConfig()
     cost: CostConfig = CostConfig()
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
-    lora: LoraConfig | None = Field(default=None, description="train a LoRA; without it, all weights are trained")
+    lora: LoraConfig | None = None
     autoencoder: AutoencoderConfig = AutoencoderConfig()
     text_encoder: TextEncoderConfig = TextEncoderConfig()
-    sound: SoundConfig | None = Field(
-        default=None, description="train with the sound of clips, for models that have it"
-    )
+    sound: SoundConfig | None = None
     encode: EncodeConfig = EncodeConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     precision: PrecisionConfig = PrecisionConfig()
@@ -85,10 +87,8 @@ class Recipe(Config):
     exports: ExportsConfig = ExportsConfig()
     coverage: CoverageConfig = CoverageConfig()
     logging: Private[LoggingConfig] = LoggingConfig()
-    annex: Private[dict[str, Any]] = Field(default={}, description="tables of other packages' annexes, by their names")
-    stage: list[StageConfig] = Field(
-        default=[], description="parts of the run that follow each other; the keys of the recipe are those of the first"
-    )
+    annex: Private[dict[str, Any]] = Field(default={})
+    stage: list[StageConfig] = Field(default=[])
 
     @model_validator(mode="wrap")
     @classmethod

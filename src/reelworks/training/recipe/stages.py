@@ -24,35 +24,43 @@ ENDS = {"steps": "max_steps", "epochs": "max_epochs", "clips": "max_clips"}
 
 
 class StageConfig(Config):
-    """`[[stage]]`: a part of the run, with keys that differ from the recipe's: `[stage.train]`, `[[stage.bucket]]`, ..."""
+    """`[[stage]]`: a part of the run, with keys that differ from the recipe's: `[stage.train]`, `[[stage.bucket]]`, ...
 
-    name: Private[str] = Field(
-        description="name of the stage, such as low-resolution", json_schema_extra={"pattern": f"^{_NAME}$"}
-    )
-    steps: int | None = Field(default=None, ge=1, description="optimizer steps after which it ends")
-    epochs: int | None = Field(default=None, ge=1, description="passes over its data after which it ends")
-    clips: int | None = Field(default=None, ge=1, description="clips trained, each use as one, after which it ends")
-    optimizer: Literal["keep", "reset"] = Field(
-        default="keep", description="whether the optimizer's state goes on from the stage before, or begins anew"
-    )
-    ema: Literal["keep", "reset"] = Field(
-        default="keep",
-        description="whether the average goes on, or is copied from the weights; that of schedule-free AdamW is part of the "
-        "optimizer's state, and where this begins anew, the weights are that average",
-    )
-    dataset: Private[list[Values] | None] = Field(default=None, description="in place of the recipe's datasets")
-    bucket: Private[list[Values] | None] = Field(default=None, description="in place of the recipe's entries")
-    buckets: Private[Values | None] = Field(default=None, description="keys of `[buckets]`")
-    cost: Private[Values | None] = Field(default=None, description="keys of `[cost]`")
-    data: Private[Values | None] = Field(default=None, description="keys of `[data]`")
-    encode: Private[Values | None] = Field(default=None, description="keys of `[encode]`")
-    objective: Private[Values | None] = Field(default=None, description="keys of `[objective]`")
-    samples: Private[Values | None] = Field(default=None, description="keys of `[samples]`")
-    train: Private[Values | None] = Field(
-        default=None,
-        description="keys of `[train]` but threads; warmup_steps and the course of the learning rate count from the stage's "
-        "start, and all others, such as skip_steps, the steps of the run",
-    )
+    Attributes:
+        name: Name of the stage, such as low-resolution.
+        steps: Optimizer steps after which it ends.
+        epochs: Passes over its data after which it ends.
+        clips: Clips trained, each use as one, after which it ends.
+        optimizer: Whether the optimizer's state goes on from the stage before, or begins anew.
+        ema: Whether the average goes on, or is copied from the weights; that of schedule-free AdamW is part of the
+            optimizer's state, and where this begins anew, the weights are that average.
+        dataset: In place of the recipe's datasets.
+        bucket: In place of the recipe's entries.
+        buckets: Keys of `[buckets]`.
+        cost: Keys of `[cost]`.
+        data: Keys of `[data]`.
+        encode: Keys of `[encode]`.
+        objective: Keys of `[objective]`.
+        samples: Keys of `[samples]`.
+        train: Keys of `[train]` but threads; warmup_steps and the course of the learning rate count from the stage's
+            start, and all others, such as skip_steps, the steps of the run.
+    """
+
+    name: Private[str] = Field(json_schema_extra={"pattern": f"^{_NAME}$"})
+    steps: int | None = Field(default=None, ge=1)
+    epochs: int | None = Field(default=None, ge=1)
+    clips: int | None = Field(default=None, ge=1)
+    optimizer: Literal["keep", "reset"] = "keep"
+    ema: Literal["keep", "reset"] = "keep"
+    dataset: Private[list[Values] | None] = None
+    bucket: Private[list[Values] | None] = None
+    buckets: Private[Values | None] = None
+    cost: Private[Values | None] = None
+    data: Private[Values | None] = None
+    encode: Private[Values | None] = None
+    objective: Private[Values | None] = None
+    samples: Private[Values | None] = None
+    train: Private[Values | None] = None
 
     @field_validator("name")
     @classmethod
