@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, WrapValidator
 
-from reelworks.core import arguments, toml_none, units, words
+from reelworks.core import arguments, docstrings, toml_none, units, words
 from reelworks.core.errors import UserError, nearest, shown
 
 T = TypeVar("T")
@@ -38,7 +38,6 @@ _SHOWN = 6  # problems listed at once
 _TYPE = re.compile(r".*\[.*|(constrained-)?(int|float|str)")  # what pydantic puts into places for types
 _REFERENCE = "see docs/reference/recipe.md"
 _LISTS = re.compile(r"\n+(?:Attributes|Examples):\n")
-_ATTRIBUTE = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {8,}.*)*)", re.MULTILINE)
 _TYPE_WORDS = {
     "int_type": "a whole number",
     "float_type": "a number",
@@ -83,10 +82,7 @@ def about(config: type[BaseModel]) -> str:
 
 def meanings(config: type[BaseModel]) -> dict[str, str]:
     """Return what the keys of a config mean, by its fields or else by "Attributes:" in its docstring and those of its bases."""
-    listed: dict[str, str] = {}
-    for kind in reversed(config.mro()):
-        for names, text in _ATTRIBUTE.findall(inspect.cleandoc(kind.__doc__ or "").partition("\nAttributes:\n")[2]):
-            listed |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+    listed = docstrings.attributes(config)
     return {name: field.description or listed.get(name, "") for name, field in config.model_fields.items()}
 
 

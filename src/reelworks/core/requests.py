@@ -2,16 +2,16 @@
 
     @dataclass(frozen=True, kw_only=True)
     class EvalRequest:
-        source: Path | None = arg(None, "A run folder, or a recipe.", metavar="RUN|RECIPE", is_option=False)
-        timesteps: int = arg(10, "Measure at N timesteps in equal distances.", least=0, most=1000, metavar="N")
+        source: Path | None = arg(None, metavar="RUN|RECIPE", is_option=False)
+        timesteps: int = arg(10, least=0, most=1000, metavar="N")
 
         def __post_init__(self) -> None:
             with requests.checked(self):
                 ...  # raise a `UserError` for fields that do not go together
 
 A field is declared once: its type and bounds are checked when a request is made, and the command line makes an option of it,
-whose help is its description. Checks name fields in `UserError.field`, and options in sentences; while a command is running,
-both are its options, and else both are the fields.
+whose help is what the docstring of the class says of it below "Attributes:". Checks name fields in `UserError.field`, and
+options in sentences; while a command is running, both are its options, and else both are the fields.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reelworks.core import arguments, words
+from reelworks.core import arguments, docstrings, words
 from reelworks.core.arguments import Kind
 from reelworks.core.errors import UserError
 
@@ -42,7 +42,7 @@ class Arg:
     """A field of a request, as the command line shows it.
 
     Attributes:
-        help: What it means, with its unit and its default.
+        help: What it means, with its unit and its default; by default what the docstring of the class says of it.
         least: Smallest number that is allowed.
         most: Largest number that is allowed.
         names: Names of its option, with that of its opposite behind a slash; empty for its own name.
@@ -70,7 +70,7 @@ class Arg:
         return self.names[0].partition("/")[0] if self.names else own
 
 
-def arg(default: Any, help: str, **details: Any) -> Any:
+def arg(default: Any, help: str = "", **details: Any) -> Any:
     """Return a field of a request, which is needed if its default is `...`; `details` are those of `Arg`."""
     known: dict[str, Any] = {} if default is ... else {"default": default}
     return dataclasses.field(**known, metadata={"arg": Arg(help, default=default, **details)})
@@ -79,8 +79,9 @@ def arg(default: Any, help: str, **details: Any) -> Any:
 @functools.cache
 def args_of(request: type) -> tuple[Arg, ...]:
     """Return the fields of a class of requests."""
-    hints, fields = typing.get_type_hints(request), dataclasses.fields(request)
-    return tuple(dataclasses.replace(f.metadata["arg"], name=f.name, type=hints[f.name]) for f in fields)
+    hints, told, fields = typing.get_type_hints(request), docstrings.attributes(request), dataclasses.fields(request)
+    args: list[tuple[str, Arg]] = [(field.name, field.metadata["arg"]) for field in fields]
+    return tuple(replace(arg, name=n, type=hints[n], help=arg.help or told.get(n, "")) for n, arg in args)
 
 
 def _kind(annotation: Any, arg: Arg) -> Kind:

@@ -28,49 +28,50 @@ def gigabytes(text: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class FootageRequest:
-    """Footage and a model to train on it."""
+    """Footage and a model to train on it.
 
-    data: tuple[Path, ...] = arg(
-        (), "A folder or list of pictures and clips; may be given several times.", metavar="DIR"
-    )
-    model: str | None = arg(None, "A model, such as flux-dev, or a family, such as wan.", metavar="NAME")
-    vram_gb: float | None = arg(
-        None,
-        "GPU memory that settings are chosen to fit; default: that of this machine's GPU.",
-        names=("--vram",),
-        metavar="GB",
-        parse=gigabytes,
-    )
-    trigger: str | None = arg(
-        None,
-        "A rare word that is put before captions without it, and that is the caption of clips without one.",
-        metavar="WORD",
-    )
-    weights: str | None = arg(None, "Weights to use in place of the published ones.", metavar="PATH|HUB")
+    Attributes:
+        data: A folder or list of pictures and clips; may be given several times.
+        model: A model, such as flux-dev, or a family, such as wan.
+        vram_gb: GPU memory that settings are chosen to fit; default: that of this machine's GPU.
+        trigger: A rare word that is put before captions without it, and that is the caption of clips without one.
+        weights: Weights to use in place of the published ones.
+    """
+
+    data: tuple[Path, ...] = arg((), metavar="DIR")
+    model: str | None = arg(None, metavar="NAME")
+    vram_gb: float | None = arg(None, names=("--vram",), metavar="GB", parse=gigabytes)
+    trigger: str | None = arg(None, metavar="WORD")
+    weights: str | None = arg(None, metavar="PATH|HUB")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewLoraRequest(FootageRequest):
-    """A recipe for a LoRA; without footage it has a placeholder."""
+    """A recipe for a LoRA; without footage it has a placeholder.
 
-    model: str = arg(..., "A model, such as flux-dev, or a family, such as wan.", metavar="NAME")
-    control: Path | None = arg(None, "Controls of the clips of --data, by name.", metavar="DIR")
-    source: tuple[Path, ...] = arg((), "Sources of the edits in --data, by name; repeatable, in order.", metavar="DIR")
-    mask: Path | None = arg(None, "Masks of what is generated in --data, by name.", metavar="DIR")
-    rank: int | None = arg(None, "Rank of the LoRA; default: 16.", least=1)
-    steps: int | None = arg(None, "Optimizer steps; default: epochs that follow from the number of clips.", least=1)
-    resolution: tuple[str, ...] = arg(
-        (),
-        "Side of a square, or a size such as 480p; given several times, each clip is trained at all in every epoch. Default: "
-        "what most clips fill, of several the model was released for all.",
-        metavar="SIDE|SIZE",
-    )
+    Attributes:
+        control: Controls of the clips of --data, by name.
+        source: Sources of the edits in --data, by name; repeatable, in order.
+        mask: Masks of what is generated in --data, by name.
+        rank: Rank of the LoRA; default: 16.
+        steps: Optimizer steps; default: epochs that follow from the number of clips.
+        resolution: Side of a square, or a size such as 480p; given several times, each clip is trained at all in every
+            epoch. Default: what most clips fill, of several the model was released for all.
+        output: Default: DIR-MODEL.toml in the current folder.
+        force: Overwrite an existing recipe.
+    """
+
+    model: str = arg(..., metavar="NAME")
+    control: Path | None = arg(None, metavar="DIR")
+    source: tuple[Path, ...] = arg((), metavar="DIR")
+    mask: Path | None = arg(None, metavar="DIR")
+    rank: int | None = arg(None, least=1)
+    steps: int | None = arg(None, least=1)
+    resolution: tuple[str, ...] = arg((), metavar="SIDE|SIZE")
     overrides: tuple[str, ...] = arg((), requests.OVERRIDES, names=("--set",), metavar="A.B=V")
     gpu: str | None = arg(None, f"{gpus.OPTION_HELP}; with its memory, unless --vram tells another.", metavar="NAME")
-    output: Path | None = arg(
-        None, "Default: DIR-MODEL.toml in the current folder.", names=("--output", "-o"), metavar="RECIPE"
-    )
-    force: bool = arg(False, "Overwrite an existing recipe.")
+    output: Path | None = arg(None, names=("--output", "-o"), metavar="RECIPE")
+    force: bool = arg(False)
 
     def __post_init__(self) -> None:
         with requests.checked(self):

@@ -18,68 +18,61 @@ DEFAULT_KEY = "OPENAI_API_KEY"
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionRequest:
-    """Clips to caption, what captions them, and where captions are written."""
+    """Clips to caption, what captions them, and where captions are written.
 
-    data: tuple[str, ...] = arg(
-        ...,
-        "Folders of clips and pictures, lists of them (.csv, .parquet, .jsonl), addresses, or catalogs.",
-        metavar="DATA",
-        is_option=False,
-    )
-    model: str | None = arg(
-        None,
-        "A vision-language model of transformers: a folder, or a hub id; with --server, the name of the model there.",
-        metavar="PATH|ID",
-    )
-    server: str | None = arg(
-        None, "A server that speaks the OpenAI chat API, such as http://localhost:8000/v1.", metavar="URL"
-    )
-    command: str | None = arg(
-        None,
-        "A program, with its arguments, that reads a line of JSON with path, kind, prompt and frames (files) and prints a caption.",
-        metavar="'PROG ARGS'",
-    )
-    style: Style = arg("subject", "What captions describe, for which there is a prompt.")
-    prompt: str | None = arg(
-        None,
-        "What to ask instead, with {kind} (picture or video), {name} (of the file), {caption} (so far) and {trigger}.",
-        metavar="TEXT",
-    )
-    trigger: str | None = arg(None, "The trigger word.", metavar="WORD")
-    trigger_in: bool = arg(
-        True, "Put the trigger word before each caption, or keep it out of them.", names=("--trigger-in/--trigger-out",)
-    )
-    max_words: int | None = arg(None, "Most words of a caption.", least=3, metavar="N")
-    captions: int = arg(
-        1,
-        'Captions of each clip, which differ in length and emphasis; for captions = "lines" of a recipe.',
-        least=1,
-        most=len(VARIANTS),
-        metavar="N",
-    )
-    frames: int = arg(8, "Frames of a video that are shown, evenly spaced.", least=1, most=64, metavar="N")
-    frame_size: int = arg(768, "Longest side of a frame in pixels.", least=64, most=4096, metavar="PX")
-    batch_size: int = arg(4, "Clips that a model captions together (--model).", least=1, metavar="N")
-    workers: int = arg(
-        2, "Threads that read frames, and questions that a server or a command is asked at once.", least=1, most=256
-    )
-    device: str = arg("auto", "Device of the model: auto, cpu, cuda, cuda:1, ... (--model).", metavar="NAME")
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = arg(
-        "auto", "Dtype of the model; auto: that of its weights, and float32 on a CPU (--model)."
-    )
+    Attributes:
+        data: Folders of clips and pictures, lists of them (.csv, .parquet, .jsonl), addresses, or catalogs.
+        model: A vision-language model of transformers: a folder, or a hub id; with --server, the name of the model
+            there.
+        server: A server that speaks the OpenAI chat API, such as http://localhost:8000/v1.
+        command: A program, with its arguments, that reads a line of JSON with path, kind, prompt and frames (files) and
+            prints a caption.
+        style: What captions describe, for which there is a prompt.
+        prompt: What to ask instead, with {kind} (picture or video), {name} (of the file), {caption} (so far) and
+            {trigger}.
+        trigger: The trigger word.
+        trigger_in: Put the trigger word before each caption, or keep it out of them.
+        max_words: Most words of a caption.
+        captions: Captions of each clip, which differ in length and emphasis; for captions = "lines" of a recipe.
+        frames: Frames of a video that are shown, evenly spaced.
+        frame_size: Longest side of a frame in pixels.
+        batch_size: Clips that a model captions together (--model).
+        workers: Threads that read frames, and questions that a server or a command is asked at once.
+        device: Device of the model: auto, cpu, cuda, cuda:1, ... (--model).
+        dtype: Dtype of the model; auto: that of its weights, and float32 on a CPU (--model).
+        timeout: Seconds that an answer of a server or a command may take.
+        list: Write a new list with the captions, in place of .txt files beside the clips.
+        root: Folder or address that paths of lists are relative to; default: the list's.
+        overwrite: Caption clips again that have a caption, and replace the list; former texts stay in the record.
+        undo: Put back the texts that were there before the last run on this data.
+        dry_run: Caption the first three clips, and tell which files would be written.
+    """
+
+    data: tuple[str, ...] = arg(..., metavar="DATA", is_option=False)
+    model: str | None = arg(None, metavar="PATH|ID")
+    server: str | None = arg(None, metavar="URL")
+    command: str | None = arg(None, metavar="'PROG ARGS'")
+    style: Style = arg("subject")
+    prompt: str | None = arg(None, metavar="TEXT")
+    trigger: str | None = arg(None, metavar="WORD")
+    trigger_in: bool = arg(True, names=("--trigger-in/--trigger-out",))
+    max_words: int | None = arg(None, least=3, metavar="N")
+    captions: int = arg(1, least=1, most=len(VARIANTS), metavar="N")
+    frames: int = arg(8, least=1, most=64, metavar="N")
+    frame_size: int = arg(768, least=64, most=4096, metavar="PX")
+    batch_size: int = arg(4, least=1, metavar="N")
+    workers: int = arg(2, least=1, most=256)
+    device: str = arg("auto", metavar="NAME")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = arg("auto")
     key_env: str | None = arg(
         None, f"Environment variable with the key of the server; default: {DEFAULT_KEY}, if it is set.", metavar="NAME"
     )
-    timeout: float = arg(120.0, "Seconds that an answer of a server or a command may take.", least=1, metavar="S")
-    list: Path | None = arg(
-        None, "Write a new list with the captions, in place of .txt files beside the clips.", metavar="OUT"
-    )
-    root: str | None = arg(None, "Folder or address that paths of lists are relative to; default: the list's.")
-    overwrite: bool = arg(
-        False, "Caption clips again that have a caption, and replace the list; former texts stay in the record."
-    )
-    undo: bool = arg(False, "Put back the texts that were there before the last run on this data.")
-    dry_run: bool = arg(False, "Caption the first three clips, and tell which files would be written.")
+    timeout: float = arg(120.0, least=1, metavar="S")
+    list: Path | None = arg(None, metavar="OUT")
+    root: str | None = arg(None)
+    overwrite: bool = arg(False)
+    undo: bool = arg(False)
+    dry_run: bool = arg(False)
 
     def __post_init__(self) -> None:
         with requests.checked(self):

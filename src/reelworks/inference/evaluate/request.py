@@ -15,75 +15,53 @@ _FREE_SECTIONS = ("validation", "data", "dataset", "bucket", "buckets", "encode"
 
 @dataclass(frozen=True, kw_only=True)
 class EvalRequest:
-    """A model to measure on held-out clips, or generated clips to measure."""
+    """A model to measure on held-out clips, or generated clips to measure.
 
-    source: Path | None = arg(
-        None,
-        "A run folder, one checkpoint, or a recipe, for the weights that it begins with.",
-        metavar="RUN|CHECKPOINT|RECIPE",
-        is_option=False,
-    )
-    step: int | None = arg(None, "Checkpoint of the run; default: the newest good one.", least=0)
-    best: bool = arg(False, "Use the best checkpoint by the recipe's keep_best.")
-    raw_weights: bool = arg(False, "Use the trained weights instead of their average.")
-    checkpoints: str | None = arg(
-        None,
-        "Measure these checkpoints of the run alike: all, steps such as 500,1000, or every=500.",
-        metavar="all|STEPS|every=N",
-    )
-    prompts: Path | None = arg(
-        None,
-        "With --checkpoints: generate from the lines of this file; default: samples.prompts of the recipe.",
-        metavar="FILE",
-    )
-    seed: int | None = arg(
-        None,
-        "With --checkpoints: seed of the noise of generated clips; default: that of the recipe.",
-        least=0,
-        most=2**63 - 1,
-    )
-    timesteps: int = arg(
-        10,
-        "Measure at N timesteps in equal distances; 0 for those of validation.timesteps.",
-        least=0,
-        most=1000,
-        metavar="N",
-    )
-    max_clips: int | None = arg(
-        None, "Most clips to measure on; default: validation.max_clips, or all of --data-path.", least=1, metavar="N"
-    )
-    batch_size: int | None = arg(
-        None, "Timesteps of a clip that run as one batch; default: the batch size of its bucket.", least=1, metavar="N"
-    )
-    data_path: Path | None = arg(None, "Measure on all clips of this folder or list in place of held-out ones.")
-    generated: Path | None = arg(
-        None, "Measure clips and pictures of this folder; no model is loaded.", metavar="FOLDER"
-    )
-    reference: Path | None = arg(
-        None, "Compare them with these; those of the same name are compared pixel by pixel.", metavar="FOLDER"
-    )
-    metrics: tuple[str, ...] = arg(
-        (),
-        "A metric, or a class of your own, as in my_metrics.py:Sharpness; several times for several. Default: all.",
-        names=("--metric",),
-        metavar="NAME",
-    )
-    weights: tuple[str, ...] = arg(
-        (),
-        "Local weights of a network that metrics need: clip, dinov2, videomae (folders), inception (a file).",
-        metavar="NAME=PATH",
-    )
-    min_samples: int = arg(
-        100, "Fewest frames, or clips, of each set that FID, KID and FVD are computed from.", least=2, metavar="N"
-    )
-    prompts_in_names: bool = arg(False, "Prompts are in the names of the clips, PROMPT-0.mp4, as VBench has them.")
-    vbench: Path | None = arg(None, "Show the results that VBench wrote, NAME_eval_results.json, too.", metavar="FILE")
-    record: Path | None = arg(
-        None,
-        "Add the values to the metrics of this checkpoint, for keep_best: as eval/NAME, and VBench's as vbench/NAME.",
-        metavar="RUN|CHECKPOINT",
-    )
-    out: Path | None = arg(None, "Also write the result to this JSON file.", names=("--out", "-o"), metavar="FILE")
+    Attributes:
+        source: A run folder, one checkpoint, or a recipe, for the weights that it begins with.
+        step: Checkpoint of the run; default: the newest good one.
+        best: Use the best checkpoint by the recipe's keep_best.
+        raw_weights: Use the trained weights instead of their average.
+        checkpoints: Measure these checkpoints of the run alike: all, steps such as 500,1000, or every=500.
+        prompts: With --checkpoints: generate from the lines of this file; default: samples.prompts of the recipe.
+        seed: With --checkpoints: seed of the noise of generated clips; default: that of the recipe.
+        timesteps: Measure at N timesteps in equal distances; 0 for those of validation.timesteps.
+        max_clips: Most clips to measure on; default: validation.max_clips, or all of --data-path.
+        batch_size: Timesteps of a clip that run as one batch; default: the batch size of its bucket.
+        data_path: Measure on all clips of this folder or list in place of held-out ones.
+        generated: Measure clips and pictures of this folder; no model is loaded.
+        reference: Compare them with these; those of the same name are compared pixel by pixel.
+        metrics: A metric, or a class of your own, as in my_metrics.py:Sharpness; several times for several. Default:
+            all.
+        weights: Local weights of a network that metrics need: clip, dinov2, videomae (folders), inception (a file).
+        min_samples: Fewest frames, or clips, of each set that FID, KID and FVD are computed from.
+        prompts_in_names: Prompts are in the names of the clips, PROMPT-0.mp4, as VBench has them.
+        vbench: Show the results that VBench wrote, NAME_eval_results.json, too.
+        record: Add the values to the metrics of this checkpoint, for keep_best: as eval/NAME, and VBench's as
+            vbench/NAME.
+        out: Also write the result to this JSON file.
+    """
+
+    source: Path | None = arg(None, metavar="RUN|CHECKPOINT|RECIPE", is_option=False)
+    step: int | None = arg(None, least=0)
+    best: bool = arg(False)
+    raw_weights: bool = arg(False)
+    checkpoints: str | None = arg(None, metavar="all|STEPS|every=N")
+    prompts: Path | None = arg(None, metavar="FILE")
+    seed: int | None = arg(None, least=0, most=2**63 - 1)
+    timesteps: int = arg(10, least=0, most=1000, metavar="N")
+    max_clips: int | None = arg(None, least=1, metavar="N")
+    batch_size: int | None = arg(None, least=1, metavar="N")
+    data_path: Path | None = arg(None)
+    generated: Path | None = arg(None, metavar="FOLDER")
+    reference: Path | None = arg(None, metavar="FOLDER")
+    metrics: tuple[str, ...] = arg((), names=("--metric",), metavar="NAME")
+    weights: tuple[str, ...] = arg((), metavar="NAME=PATH")
+    min_samples: int = arg(100, least=2, metavar="N")
+    prompts_in_names: bool = arg(False)
+    vbench: Path | None = arg(None, metavar="FILE")
+    record: Path | None = arg(None, metavar="RUN|CHECKPOINT")
+    out: Path | None = arg(None, names=("--out", "-o"), metavar="FILE")
     overrides: tuple[str, ...] = arg((), requests.OVERRIDES, names=("--set",), metavar="A.B=V")
 
     def __post_init__(self) -> None:

@@ -16,34 +16,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRequest:
-    """A recipe to train, and how; the recipe may also be given as an object beside the request."""
+    """A recipe to train, and how; the recipe may also be given as an object beside the request.
 
-    recipe: Path | None = arg(
-        None, "A recipe (a TOML file), unless --data and --model are given.", metavar="RECIPE", is_option=False
-    )
+    Attributes:
+        recipe: A recipe (a TOML file), unless --data and --model are given.
+        output: Run folder in place of the recipe's.
+        max_steps: Total number of optimizer steps, counted from the run's start.
+        resume: auto: resume from the newest good checkpoint. never: refuse a folder with checkpoints. STEP: resume from
+            exactly that step and set later checkpoints aside.
+        load: Begin with another run's weights, average and optimizer; ignored once this run has a checkpoint.
+        weights_only: Load only the weights of --load.
+        restart_data: Begin the data again at epoch 0 and keep weights, optimizer and step count. Given again before
+            these data are finished, it continues with them.
+        debug: Log the clips of every step, and keep the stacks of GPU allocations.
+        profile: Write a trace of these steps to the run folder, for https://ui.perfetto.dev.
+    """
+
+    recipe: Path | None = arg(None, metavar="RECIPE", is_option=False)
     data_path: Path | None = arg(None, requests.DATA_PATH)
-    output: Path | None = arg(None, "Run folder in place of the recipe's.")
-    max_steps: int | None = arg(None, "Total number of optimizer steps, counted from the run's start.", least=1)
-    resume: str = arg(
-        "auto",
-        "auto: resume from the newest good checkpoint. never: refuse a folder with checkpoints. STEP: resume from exactly that step and set later checkpoints aside.",
-        metavar="auto|never|STEP",
-    )
-    load: Path | None = arg(
-        None,
-        "Begin with another run's weights, average and optimizer; ignored once this run has a checkpoint.",
-        metavar="RUN|CHECKPOINT",
-    )
-    weights_only: bool = arg(False, "Load only the weights of --load.")
-    restart_data: bool = arg(
-        False,
-        "Begin the data again at epoch 0 and keep weights, optimizer and step count. Given again before these data are finished, it continues with them.",
-    )
+    output: Path | None = arg(None)
+    max_steps: int | None = arg(None, least=1)
+    resume: str = arg("auto", metavar="auto|never|STEP")
+    load: Path | None = arg(None, metavar="RUN|CHECKPOINT")
+    weights_only: bool = arg(False)
+    restart_data: bool = arg(False)
     overrides: tuple[str, ...] = arg((), requests.OVERRIDES, names=("--set",), metavar="A.B=V")
-    debug: bool = arg(False, "Log the clips of every step, and keep the stacks of GPU allocations.")
-    profile: str | None = arg(
-        None, "Write a trace of these steps to the run folder, for https://ui.perfetto.dev.", metavar="FIRST:LAST"
-    )
+    debug: bool = arg(False)
+    profile: str | None = arg(None, metavar="FIRST:LAST")
 
     def __post_init__(self) -> None:
         with requests.checked(self):

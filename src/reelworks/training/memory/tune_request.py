@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TuneRequest:
-    """A recipe whose batch sizes and times are measured, or estimated, or taken from a run."""
+    """A recipe whose batch sizes and times are measured, or estimated, or taken from a run.
 
-    recipe: Path = arg(..., "A recipe (a TOML file).", metavar="RECIPE", is_option=False)
-    out: Path | None = arg(
-        None, "File to write; default: RECIPE with .tuned.json.", names=("--out", "-o"), metavar="FILE"
-    )
-    memory_gb: float | None = arg(
-        None,
-        "Memory to use; default: 92 % of the GPU, or half of what a CPU has free.",
-        least=0.1,
-        names=("--memory",),
-        metavar="GB",
-    )
-    step_seconds: float | None = arg(
-        None, "Longest time of a micro-batch of several clips, with its optimizer step.", least=0.001, metavar="S"
-    )
-    max_batch: int = arg(512, "Most clips of a micro-batch.", least=1, metavar="N")
-    estimate: bool = arg(False, "Compute instead of measuring, for a GPU of --memory.")
-    from_run: Path | None = arg(None, "Measure no batch sizes: take the times from the steps of a run.", metavar="RUN")
+    Attributes:
+        recipe: A recipe (a TOML file).
+        out: File to write; default: RECIPE with .tuned.json.
+        memory_gb: Memory to use; default: 92 % of the GPU, or half of what a CPU has free.
+        step_seconds: Longest time of a micro-batch of several clips, with its optimizer step.
+        max_batch: Most clips of a micro-batch.
+        estimate: Compute instead of measuring, for a GPU of --memory.
+        from_run: Measure no batch sizes: take the times from the steps of a run.
+    """
+
+    recipe: Path = arg(..., metavar="RECIPE", is_option=False)
+    out: Path | None = arg(None, names=("--out", "-o"), metavar="FILE")
+    memory_gb: float | None = arg(None, least=0.1, names=("--memory",), metavar="GB")
+    step_seconds: float | None = arg(None, least=0.001, metavar="S")
+    max_batch: int = arg(512, least=1, metavar="N")
+    estimate: bool = arg(False)
+    from_run: Path | None = arg(None, metavar="RUN")
     data_path: Path | None = arg(None, requests.DATA_PATH)
     overrides: tuple[str, ...] = arg((), requests.OVERRIDES, names=("--set",), metavar="A.B=V")
 

@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """Recipes to plan, or a run whose plan is looked into."""
+    """Recipes to plan, or a run whose plan is looked into.
 
-    recipes: tuple[Path, ...] = arg(
-        ..., "A recipe; two with --diff; or a run with --rejected.", metavar="RECIPE", is_option=False
-    )
-    world: int = arg(1, "Number of GPUs to plan for.", least=1)
-    gpu: str | None = arg(
-        None,
-        "Also forecast time and memory for GPUs such as H100, for which the network is built without weights.",
-        metavar="NAME",
-    )
-    epochs: int = arg(1, "Number of epochs to plan.", least=1)
+    Attributes:
+        recipes: A recipe; two with --diff; or a run with --rejected.
+        world: Number of GPUs to plan for.
+        gpu: Also forecast time and memory for GPUs such as H100, for which the network is built without weights.
+        epochs: Number of epochs to plan.
+        rejected: Also write all clips that the first epoch leaves out, with reasons, as .csv, .parquet, .jsonl or .txt.
+        diff: Compare two recipes and their plans; --set and --data-path apply to both.
+        no_scan: Plan on the catalog as it is, without listing the files again.
+    """
+
+    recipes: tuple[Path, ...] = arg(..., metavar="RECIPE", is_option=False)
+    world: int = arg(1, least=1)
+    gpu: str | None = arg(None, metavar="NAME")
+    epochs: int = arg(1, least=1)
     html: Path | None = arg(None, requests.HTML, metavar="FILE")
-    rejected: Path | None = arg(
-        None,
-        "Also write all clips that the first epoch leaves out, with reasons, as .csv, .parquet, .jsonl or .txt.",
-        metavar="FILE",
-    )
-    diff: bool = arg(False, "Compare two recipes and their plans; --set and --data-path apply to both.")
-    no_scan: bool = arg(False, "Plan on the catalog as it is, without listing the files again.")
+    rejected: Path | None = arg(None, metavar="FILE")
+    diff: bool = arg(False)
+    no_scan: bool = arg(False)
     data_path: Path | None = arg(None, requests.DATA_PATH)
     overrides: tuple[str, ...] = arg((), requests.OVERRIDES, names=("--set",), metavar="A.B=V")
 
