@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from reelworks.commands import show
-from reelworks.core import annexes, requests, terminal
+from reelworks.core import annexes, docstrings, requests, terminal
 from reelworks.core.annexes import AnnexCommand
 from reelworks.core.errors import UserError
 from reelworks.core.requests import Arg
@@ -127,11 +127,15 @@ class App(typer.Typer):
 
 
 def _with_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command with an option for each field of its parameters that are requests, if it has any."""
+    """Return a command whose docstring says below "Args:" what its options mean.
+
+    Of its parameters that are requests, it has an option for each field.
+    """
     others = dict(inspect.signature(function, eval_str=True).parameters)
     asked = {name: others.pop(name).annotation for name, p in list(others.items()) if is_dataclass(p.annotation)}
-    if not asked:
-        return function
+    text, told = docstrings.split(function.__doc__, "Args")
+    for name, meaning in told.items():
+        others[name].annotation.__metadata__[0].help = meaning
 
     def command(**values: Any) -> Any:
         for name, request in asked.items():
@@ -143,7 +147,7 @@ def _with_options(function: Callable[..., Any]) -> Callable[..., Any]:
     options = [_parameter(arg) for arg in sorted(args, key=lambda arg: arg.is_option)]
     kept = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in others.values()]
     command.__signature__ = inspect.Signature([*options, *kept])  # type: ignore[attr-defined]
-    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    command.__name__, command.__doc__ = function.__name__, text
     return command
 
 

@@ -21,23 +21,10 @@ app = App(help="Maintain a catalog.", no_args_is_help=True, rich_markup_mode=Non
 
 
 def scan(
-    paths: Annotated[
-        list[str],
-        Argument(
-            metavar="DIR...",
-            help="Folders of clips, pictures and tar archives of them, addresses such as s3://bucket/clips, or lists: "
-            ".csv, .parquet or .jsonl with a column path.",
-        ),
-    ],
-    output: Annotated[Path, Option("--output", "-o", metavar="CATALOG", help="The catalog's folder.")],
-    workers: Annotated[
-        int | None,
-        Option(min=1, help="Number of threads, or of processes from 2000 files on; default: one for each core."),
-    ] = None,
-    root: Annotated[
-        str | None,
-        Option(metavar="DIR", help="Folder or address that paths of lists are relative to; default: the list's."),
-    ] = None,
+    paths: Annotated[list[str], Argument(metavar="DIR...")],
+    output: Annotated[Path, Option("--output", "-o", metavar="CATALOG")],
+    workers: Annotated[int | None, Option(min=1)] = None,
+    root: Annotated[str | None, Option(metavar="DIR")] = None,
     engine: EngineOption = "local",
     json: Json = False,
 ) -> None:
@@ -47,6 +34,13 @@ def scan(
 
     With the engine of a cluster, files are listed here and examined on all its nodes, which must see the same folders; the
     catalog is the same.
+
+    Args:
+        paths: Folders of clips, pictures and tar archives of them, addresses such as s3://bucket/clips, or lists: .csv,
+            .parquet or .jsonl with a column path.
+        output: The catalog's folder.
+        workers: Number of threads, or of processes from 2000 files on; default: one for each core.
+        root: Folder or address that paths of lists are relative to; default: the list's.
     """
     from reelworks.data.catalog.config import Source
     from reelworks.data.catalog.scan.scan import ScanReport, scan_sources
@@ -85,13 +79,14 @@ def _print_scan(result: ScanResult, summary: Summary) -> None:
 
 
 @app.command(doing="rewriting the catalog")
-def compact(
-    catalog: Annotated[Path, Argument(metavar="CATALOG", help="A catalog's folder.")], json: Json = False
-) -> None:
+def compact(catalog: Annotated[Path, Argument(metavar="CATALOG")], json: Json = False) -> None:
     """Rewrite a catalog without the rows of files that changed or vanished.
 
     It is then read faster, since all that remains of such a row are 16 bytes on disk. Runs go on as before; only
     versions of the catalog before this one can no longer be opened. May be killed at any time.
+
+    Args:
+        catalog: A catalog's folder.
     """
     from reelworks.core import units
     from reelworks.data.catalog.store.compact import compact as compact_catalog

@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
 def check(
     recipe: RecipeArgument,
-    world: Annotated[int, Option(min=1, help="Processes to check and to estimate memory for.")] = 1,
-    weights: Annotated[
-        bool, Option("--weights", help="Tell also whether the weights predict as trained ones.")
-    ] = False,
+    world: Annotated[int, Option(min=1)] = 1,
+    weights: Annotated[bool, Option("--weights")] = False,
     data_path: DataPath = None,
     overrides: Overrides = None,
     json: Json = False,
@@ -44,6 +42,10 @@ def check(
 
     Each violation is reported with the path of its module, both dtypes and a remedy, and the exit code is 1.
     `train` runs only the largest bucket for real, at each start, and compares kernels at the first start on a GPU.
+
+    Args:
+        world: Processes to check and to estimate memory for.
+        weights: Tell also whether the weights predict as trained ones.
     """
     from reelworks.training.recipe import dataset
 

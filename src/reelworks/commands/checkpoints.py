@@ -99,12 +99,15 @@ def show_one(run: RunArgument, step: OptionalStep = None, json: Json = False) ->
 def verify(
     run: RunArgument,
     step: OptionalStep = None,
-    full: Annotated[bool, Option("--full", help="Read everything and compare digests.")] = False,
+    full: Annotated[bool, Option("--full")] = False,
     json: Json = False,
 ) -> None:
     """Check checkpoints against their manifests; exit code 1 if one is bad.
 
     Compares the sizes of files, with --full also their digests. Changes nothing.
+
+    Args:
+        full: Read everything and compare digests.
     """
     from reelworks.data.checkpoint import listing
 
@@ -120,7 +123,7 @@ def verify(
 @app.command("prune", doing="removing checkpoints")
 def prune(
     run: RunArgument,
-    dry_run: Annotated[bool, Option("--dry-run", help="Only print what would be deleted.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run")] = False,
     json: Json = False,
     overrides: Overrides = None,
 ) -> None:
@@ -128,6 +131,9 @@ def prune(
 
     Also removes incomplete files of killed processes. Refused while the run trains. --set changes the policy, such as
     --set checkpoints.keep_last=1.
+
+    Args:
+        dry_run: Only print what would be deleted.
     """
     from reelworks.data.checkpoint import listing
     from reelworks.data.run import lock
@@ -184,22 +190,23 @@ def best(run: RunArgument, json: Json = False) -> None:
 @app.command("export", doing="exporting")
 def export(
     source: SourceArgument,
-    output: Annotated[
-        Path, Option("--output", "-o", help="A new .safetensors file; above 10 GB, shards and an index.")
-    ],
-    ema: Annotated[bool, Option("--ema/--weights", help="Export the averaged or the trained weights.")] = True,
-    dtype: Annotated[Dtype, Option(help="Dtype of floating-point tensors.")] = "bfloat16",
-    format: Annotated[
-        LoraFormat | None, Option(help="Naming convention of a LoRA's tensors; default: diffusers.", show_default=False)
-    ] = None,
-    merge: Annotated[
-        bool, Option("--merge", help="Export full weights, with the LoRA merged into its base model.")
-    ] = False,
+    output: Annotated[Path, Option("--output", "-o")],
+    ema: Annotated[bool, Option("--ema/--weights")] = True,
+    dtype: Annotated[Dtype, Option()] = "bfloat16",
+    format: Annotated[LoraFormat | None, Option(show_default=False)] = None,
+    merge: Annotated[bool, Option("--merge")] = False,
     json: Json = False,
 ) -> None:
     """Write the weights of a run's newest checkpoint, or of one checkpoint, as .safetensors; for a LoRA run, the LoRA.
 
     Reads one tensor at a time, and compares its digest. The run may train meanwhile.
+
+    Args:
+        output: A new .safetensors file; above 10 GB, shards and an index.
+        ema: Export the averaged or the trained weights.
+        dtype: Dtype of floating-point tensors.
+        format: Naming convention of a LoRA's tensors; default: diffusers.
+        merge: Export full weights, with the LoRA merged into its base model.
     """
     with show.loading():
         from reelworks.inference.generate import export_run

@@ -15,7 +15,7 @@ MOST_RUNS = 8
 
 
 def compare(
-    runs: Annotated[list[Path], Argument(metavar="RUN RUN...", help="Run folders, finished or not.")],
+    runs: Annotated[list[Path], Argument(metavar="RUN RUN...")],
     html: Html = None,
     json: Json = False,
 ) -> None:
@@ -23,6 +23,9 @@ def compare(
 
     The page of --html also has their curves in one plot, and previews of the same prompt side by side: of the last step at
     which all runs made previews, or else of each one's last.
+
+    Args:
+        runs: Run folders, finished or not.
     """
     if not 2 <= len(runs) <= MOST_RUNS:
         raise UserError(

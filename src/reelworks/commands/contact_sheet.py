@@ -18,12 +18,8 @@ _WORST_SHOWN = 10
 
 def contact_sheet(
     recipe: RecipeArgument,
-    output: Annotated[
-        Path | None, Option("--output", "-o", metavar="DIR", help="Default: contact-sheet/ in the run folder.")
-    ] = None,
-    clips: Annotated[
-        int, Option(min=1, help="Clips to show for each bucket, those that lose most to the crop first.")
-    ] = 6,
+    output: Annotated[Path | None, Option("--output", "-o", metavar="DIR")] = None,
+    clips: Annotated[int, Option(min=1)] = 6,
     data_path: DataPath = None,
     overrides: Overrides = None,
     json: Json = False,
@@ -36,6 +32,10 @@ def contact_sheet(
     to the crop.
 
     Scans the data, loads no model.
+
+    Args:
+        output: Default: contact-sheet/ in the run folder.
+        clips: Clips to show for each bucket, those that lose most to the crop first.
     """
     from reelworks.reports import sheet
     from reelworks.training.recipe import dataset

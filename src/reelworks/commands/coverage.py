@@ -21,22 +21,20 @@ _ACCOUNT = ("trained", "failed", "skipped", "not_yet")
 
 def coverage(
     run: RunArgument,
-    never_trained: Annotated[
-        bool,
-        Option("--never-trained", help="List the clips that surely no epoch trained, with the reason in each epoch."),
-    ] = False,
-    clip: Annotated[
-        str | None, Option(metavar="PATH", help="Report on this clip only: its path, or the last parts of its path.")
-    ] = None,
-    json: Annotated[
-        bool, Option("--json", help="Print one JSON value, with the selected clips; with all, if none are selected.")
-    ] = False,
+    never_trained: Annotated[bool, Option("--never-trained")] = False,
+    clip: Annotated[str | None, Option(metavar="PATH")] = None,
+    json: Annotated[bool, Option("--json")] = False,
 ) -> None:
     """Report what happened to each clip in each epoch so far.
 
     Prints the counts of every epoch, and checks that planned = trained + failed + skipped (+ not yet). Everything is
     read from the records that training wrote; if they contradict each other, the segment is named and the exit code is
     2.
+
+    Args:
+        never_trained: List the clips that surely no epoch trained, with the reason in each epoch.
+        clip: Report on this clip only: its path, or the last parts of its path.
+        json: Print one JSON value, with the selected clips; with all, if none are selected.
     """
     from reelworks.data.run.folder import RunFolder
     from reelworks.training.coverage import clip_history

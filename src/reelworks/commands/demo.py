@@ -14,19 +14,18 @@ from reelworks.core import units
 
 
 def demo(
-    quick: Annotated[
-        bool,
-        Option(
-            "--quick", help="Take a minute, for a look: without the kill, and too short to learn motion and shapes."
-        ),
-    ] = False,
-    seed: Annotated[int, Option(help="Seed of the trainings.")] = 42,
+    quick: Annotated[bool, Option("--quick")] = False,
+    seed: Annotated[int, Option()] = 42,
     json: Json = False,
 ) -> None:
     """Make footage, train on it, interrupt, resume, generate and report, in a folder demo/.
 
     Downloads nothing; takes some minutes on two cores. Prints a summary, and ends with code 1 if the model did not
     learn.
+
+    Args:
+        quick: Take a minute, for a look: without the kill, and too short to learn motion and shapes.
+        seed: Seed of the trainings.
     """
     from reelworks.demo import walkthrough
 
@@ -38,11 +37,16 @@ def demo(
 
 
 def demo_data(
-    folder: Annotated[Path, Argument(metavar="DIR", help="A new or empty folder.")],
-    seed: Annotated[int, Option(help="Seed of the footage.")] = 0,
+    folder: Annotated[Path, Argument(metavar="DIR")],
+    seed: Annotated[int, Option()] = 0,
     json: Json = False,
 ) -> None:
-    """Make about 350 captioned clips and pictures as sample footage, some of them damaged."""
+    """Make about 350 captioned clips and pictures as sample footage, some of them damaged.
+
+    Args:
+        folder: A new or empty folder.
+        seed: Seed of the footage.
+    """
     from reelworks.demo import make
 
     summary = make.make(folder, seed=seed)
@@ -56,14 +60,18 @@ def demo_data(
 
 
 def demo_autoencoder(
-    catalog: Annotated[Path, Argument(metavar="CATALOG", help="A scanned catalog.")],
-    file: Annotated[
-        Path, Argument(metavar="FILE", help="Where the weights are written, such as autoencoder.safetensors.")
-    ],
-    seed: Annotated[int, Option(help="Seed of the random projection.")] = 0,
+    catalog: Annotated[Path, Argument(metavar="CATALOG")],
+    file: Annotated[Path, Argument(metavar="FILE")],
+    seed: Annotated[int, Option()] = 0,
     json: Json = False,
 ) -> None:
-    """Fit the demo's autoencoder "pca" to the clips of a catalog, in some seconds."""
+    """Fit the demo's autoencoder "pca" to the clips of a catalog, in some seconds.
+
+    Args:
+        catalog: A scanned catalog.
+        file: Where the weights are written, such as autoencoder.safetensors.
+        seed: Seed of the random projection.
+    """
     from reelworks.demo import autoencoder
 
     fitted = autoencoder.fit(catalog, file, seed=seed)

@@ -52,7 +52,7 @@ FolderArgument = Annotated[Path, Argument(metavar="FOLDER", help="A folder of st
 @app.command(doing="encoding", answers=False)
 def run(
     recipe: RecipeArgument,
-    limit: Annotated[int | None, Option(min=1, help="Encode only so many clips.")] = None,
+    limit: Annotated[int | None, Option(min=1)] = None,
     engine: EngineOption = "local",
     data_path: DataPath = None,
     overrides: Overrides = None,
@@ -68,6 +68,9 @@ def run(
 
     With the engine of a cluster, the data is scanned and encoded by all its nodes, which must see the folders of data, catalog,
     store and recipe at the same place: an encoder on each GPU, or on each CPU if there are no GPUs.
+
+    Args:
+        limit: Encode only so many clips.
     """
     from reelworks.training.recipe import recipe_file
 
@@ -115,12 +118,15 @@ def list_entries(folder: FolderArgument, json: Json = False) -> None:
 @app.command(doing="opening the store")
 def verify(
     folder: FolderArgument,
-    delete: Annotated[bool, Option("--delete", help="Delete damaged ones; `encode` encodes them again.")] = False,
+    delete: Annotated[bool, Option("--delete")] = False,
     json: Json = False,
 ) -> None:
     """Read every stored tensor and compare its checksum; the exit code is 1 if one is damaged.
 
     Damaged ones that were not deleted are encoded again when training needs them.
+
+    Args:
+        delete: Delete damaged ones; `encode` encodes them again.
     """
     from reelworks.core import log
     from reelworks.training.encoding.upkeep import DamagedValue, StoreCheck
@@ -146,8 +152,8 @@ def verify(
 
 @app.command(doing="looking for entries that no recipe reaches")
 def prune(
-    recipes: Annotated[list[Path], Argument(metavar="RECIPE...", help="All recipes that share the folder.")],
-    delete: Annotated[bool, Option("--delete", help="Delete them; without it they are only named.")] = False,
+    recipes: Annotated[list[Path], Argument(metavar="RECIPE...")],
+    delete: Annotated[bool, Option("--delete")] = False,
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
@@ -155,6 +161,10 @@ def prune(
 
     Scans the data of each recipe first. All recipes must have the same folder; entries of a recipe that is not given are
     named too.
+
+    Args:
+        recipes: All recipes that share the folder.
+        delete: Delete them; without it they are only named.
     """
     from reelworks.training.encoding import upkeep
     from reelworks.training.precompute import ahead
@@ -180,11 +190,16 @@ def prune(
 @app.command("show", doing="drawing what is stored")
 def show_entries(
     recipe: RecipeArgument,
-    pictures: Annotated[Path, Option(metavar="FILE.png", help="Contact sheet to write.")] = Path("encoded.png"),
-    clips: Annotated[int, Option(min=1, help="Clips to show.")] = 12,
+    pictures: Annotated[Path, Option(metavar="FILE.png")] = Path("encoded.png"),
+    clips: Annotated[int, Option(min=1)] = 12,
     overrides: Overrides = None,
 ) -> None:
-    """Decode stored latents and draw their frames, to see what training reads."""
+    """Decode stored latents and draw their frames, to see what training reads.
+
+    Args:
+        pictures: Contact sheet to write.
+        clips: Clips to show.
+    """
     from reelworks.core import files
     from reelworks.training.assembly import build
     from reelworks.training.encoding import upkeep

@@ -19,17 +19,11 @@ if TYPE_CHECKING:
 
 def replay(
     run: RunArgument,
-    number: Annotated[int | None, Argument(metavar="STEP", min=1, help="Step to replay, counted from 1.")] = None,
-    step: Annotated[int | None, Option(min=1, help="The same.")] = None,
-    pictures: Annotated[
-        bool,
-        Option("--pictures", help="Also draw a contact sheet of each micro-batch, from the files as they are now."),
-    ] = False,
-    output: Annotated[
-        Path | None,
-        Option("--output", "-o", metavar="DIR", help="Folder of the sheets; default: replay/step-N in the run folder."),
-    ] = None,
-    json: Annotated[bool, Option("--json", help="Print one JSON value, including the raw draws.")] = False,
+    number: Annotated[int | None, Argument(metavar="STEP", min=1)] = None,
+    step: Annotated[int | None, Option(min=1)] = None,
+    pictures: Annotated[bool, Option("--pictures")] = False,
+    output: Annotated[Path | None, Option("--output", "-o", metavar="DIR")] = None,
+    json: Annotated[bool, Option("--json")] = False,
 ) -> None:
     """Show what one step was trained on: clips, shapes, ranks and random draws.
 
@@ -40,6 +34,13 @@ def replay(
 
     Steps that a resume discarded cannot be replayed; a repeated step is shown as it went the last time. Clips that were
     edited or removed since are shown as they were planned, and marked.
+
+    Args:
+        number: Step to replay, counted from 1.
+        step: The same.
+        pictures: Also draw a contact sheet of each micro-batch, from the files as they are now.
+        output: Folder of the sheets; default: replay/step-N in the run folder.
+        json: Print one JSON value, including the raw draws.
     """
     from reelworks.data.run.folder import RunFolder
     from reelworks.reports.sheet import write_step

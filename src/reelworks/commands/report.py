@@ -14,12 +14,14 @@ from reelworks.core import units
 
 def report(
     run: RunArgument,
-    costs: Annotated[
-        Path | None, Option(help="Also write the measured times of micro-batches, for a recipe's cost.measured.")
-    ] = None,
+    costs: Annotated[Path | None, Option()] = None,
     json: Json = False,
 ) -> None:
-    """Write the report of a run as one self-contained HTML file, RUN/report.html."""
+    """Write the report of a run as one self-contained HTML file, RUN/report.html.
+
+    Args:
+        costs: Also write the measured times of micro-batches, for a recipe's cost.measured.
+    """
     from reelworks.data.run.folder import RunFolder
     from reelworks.reports import html
     from reelworks.training.plan.epoch_stats import measure_costs, write_costs

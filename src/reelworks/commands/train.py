@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def train(
     footage: FootageRequest,
     request: TrainRequest,
-    nproc_per_node: Annotated[int, Option(min=1, help="Processes on this machine.")] = 1,
-    json: Annotated[bool, Option("--json", help="Print one JSON value at the end; all lines go to stderr.")] = False,
+    nproc_per_node: Annotated[int, Option(min=1)] = 1,
+    json: Annotated[bool, Option("--json")] = False,
 ) -> None:
     """Train a recipe; the same command resumes it.
 
@@ -43,6 +43,10 @@ def train(
     written to ends no training.
     A save that fails during training is a warning; one that fails at the end or on a signal is an error. A preview that
     cannot be written is a warning, and so is one that does not fit into memory.
+
+    Args:
+        nproc_per_node: Processes on this machine.
+        json: Print one JSON value at the end; all lines go to stderr.
     """
     results: list[TrainResult] = []
     with show.stdout_for_json(json):

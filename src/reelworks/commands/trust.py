@@ -13,11 +13,14 @@ from reelworks.commands import show
 from reelworks.core.errors import UserError
 
 
-def trust(code: Annotated[list[Path], Argument(metavar="FILE...", help="Python files that recipes name.")]) -> None:
+def trust(code: Annotated[list[Path], Argument(metavar="FILE...")]) -> None:
     """Agree that recipes may run these Python files, such as metrics of your own in samples.metrics.
 
     Commands on a terminal ask by themselves; jobs of a cluster and the page's queue cannot. A file is trusted by its path,
     whatever is in it later. The list is ~/.local/state/reelworks/trusted-code.json.
+
+    Args:
+        code: Python files that recipes name.
     """
     from reelworks.core import trust as trusted
 

@@ -1,17 +1,25 @@
-"""What the attributes of a class mean, which the reference, the schema of recipes and the help of commands tell."""
+"""What docstrings say of attributes and arguments, which the reference, the schema of recipes and the help of commands tell."""
 
 from __future__ import annotations
 
 import inspect
 import re
 
-_ATTRIBUTE = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {8,}.*)*)", re.MULTILINE)
+_ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {8,}.*)*)", re.MULTILINE)
 
 
 def attributes(kind: type) -> dict[str, str]:
-    """Return what its docstring, and those of its bases, list below "Attributes:", each on one line."""
-    listed: dict[str, str] = {}
+    """Return what a class and its bases say of each attribute."""
+    told: dict[str, str] = {}
     for each in reversed(kind.mro()):
-        for names, text in _ATTRIBUTE.findall(inspect.cleandoc(each.__doc__ or "").partition("\nAttributes:\n")[2]):
-            listed |= dict.fromkeys(names.split(", "), " ".join(text.split()))
-    return listed
+        told |= split(each.__doc__, "Attributes")[1]
+    return told
+
+
+def split(docstring: str | None, section: str) -> tuple[str, dict[str, str]]:
+    """Return a docstring up to a section, and what is said there of each name, on one line."""
+    text, _, entries = inspect.cleandoc(docstring or "").partition(f"\n\n{section}:\n")
+    told: dict[str, str] = {}
+    for names, meaning in _ENTRY.findall(entries):
+        told |= dict.fromkeys(names.split(", "), " ".join(meaning.split()))
+    return text, told
