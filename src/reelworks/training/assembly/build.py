@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -29,8 +30,6 @@ from reelworks.models.guided import GUIDE, GuidedDenoiser
 from reelworks.models.objectives import objectives
 from reelworks.models.precision.boundary import DtypeBoundary, check_contract
 from reelworks.models.sequence.sequence_parallel import SequenceParallel
-from reelworks.models.sound.config import SoundConfig
-from reelworks.models.sound.encoder import SoundEncoder
 from reelworks.models.storage import file_facts, weights
 from reelworks.models.vision import VisionEncoder
 from reelworks.training.encoding.encoders import FrozenEncoders, SoundTrack
@@ -183,19 +182,10 @@ def _with_guide(recipe: Recipe, trained: Denoiser, device: torch.device) -> Deno
 
 
 def encoder(recipe: Recipe, device: torch.device) -> FrozenEncoders:
-    """Build the recipe's autoencoder, its text encoder, and the image encoder if the model has one."""
-    conditioning, image = components.conditioning(recipe.model), recipe.model.image_encoder
-    kind, names = conditioning.shown.encoder, (recipe.autoencoder.name, recipe.text_encoder.name)
+    """Build the recipe's autoencoder and its text encoder, and encoders of images and of sound if the model has them."""
+    names = recipe.autoencoder.name, recipe.text_encoder.name
     with log.stage("loading the autoencoder {} and the text encoder {}".format(*names), at_once=True):
-        return FrozenEncoders(
-            autoencoder(recipe, device),
-            text_encoder(recipe, device),
-            device,
-            conditioning,
-            None if kind is None or image is None else image_encoder(kind, image, device),
-            recipe.given_companions,
-            sound=None if recipe.sound is None else sound_track(recipe, sound_encoder(recipe.sound, device)),
-        )
+        return _encoders(recipe, device, autoencoder, lambda name, build, **known: build())
 
 
 def lazy_encoder(recipe: Recipe, device: torch.device) -> FrozenEncoders:
@@ -203,37 +193,46 @@ def lazy_encoder(recipe: Recipe, device: torch.device) -> FrozenEncoders:
 
     What an input of the network needs to be made of nothing, their sizes, is known before.
     """
-    conditioning, weights = components.conditioning(recipe.model), recipe.model.image_encoder
-    text, kind = recipe.text_inputs, conditioning.shown.encoder
-    published = registry.TEXT_ENCODERS.get(text.name)
 
-    def compiled_autoencoder() -> Autoencoder:
+    def compiled_autoencoder(recipe: Recipe, device: torch.device) -> Autoencoder:
         built = autoencoder(recipe, device)
         compiled_encoder.of_recipe(built, recipe, device)
         return built
 
-    pixels: Any = Lazy(
+    return _encoders(recipe, device, compiled_autoencoder, Lazy)
+
+
+def _encoders(
+    recipe: Recipe,
+    device: torch.device,
+    build_autoencoder: Callable[[Recipe, torch.device], Autoencoder],
+    made: Callable[..., Any],
+) -> FrozenEncoders:
+    """Return the recipe's encoders, each `made` of its name, the function that builds it, and its sizes."""
+    conditioning, weights = components.conditioning(recipe.model), recipe.model.image_encoder
+    text, kind = recipe.text_inputs, conditioning.shown.encoder
+    published = registry.TEXT_ENCODERS.get(text.name)
+    pixels = made(
         "autoencoder",
-        compiled_autoencoder,
+        partial(build_autoencoder, recipe, device),
         geometry=components.autoencoder_geometry(recipe.autoencoder),
         latent_channels=components.latent_channels(recipe.autoencoder),
     )
-    captions: Any = Lazy(
+    captions = made(
         "text encoder",
         partial(text_encoder, recipe, device),
         **{size: getattr(text, size) for size in ("dim", "pooled_dim", "max_length")},
         sees_pictures=published is not None and published.sees_pictures,
     )
-    image: Any = None
+    image: ImageEncoder | None = None
     if kind is not None and weights is not None:
         sizes = {"tokens": IMAGE_ENCODERS[kind].tokens, "dim": conditioning.shown.width}
-        image = Lazy("image encoder", partial(image_encoder, kind, weights, device), **sizes)
+        image = made("image encoder", lambda: VisionEncoder(kind, weights).to(device), **sizes)
     track: SoundTrack | None = None
-    if recipe.sound is not None:
-        sound: Any = Lazy(
-            "sound encoder", partial(sound_encoder, recipe.sound, device), facts=components.sound_facts(recipe.sound)
-        )
-        track = sound_track(recipe, sound)
+    if (sound := recipe.sound) is not None and (spec := sound_spec(recipe)) is not None:
+        facts = components.sound_facts(sound)
+        heard = made("sound encoder", lambda: factory.build_sound_encoder(sound).to(device), facts=facts)
+        track = SoundTrack(heard, spec, sound)
     return FrozenEncoders(pixels, captions, device, conditioning, image, recipe.given_companions, sound=track)
 
 
@@ -249,22 +248,6 @@ def text_encoder(recipe: Recipe, device: torch.device) -> TextEncoder:
     built = factory.build_text_encoder(recipe.text_encoder, trained=recipe.trains_text_encoders)
     check_contract(built.contract, "text")
     return built.to(device if recipe.text_encoder.device == "auto" else torch.device("cpu"))
-
-
-def image_encoder(kind: Literal["clip", "siglip"], weights: str, device: torch.device) -> ImageEncoder:
-    """Build the encoder of a clip's first frame on a device."""
-    return VisionEncoder(kind, weights).to(device)
-
-
-def sound_encoder(config: SoundConfig, device: torch.device) -> SoundEncoder:
-    """Build a sound encoder on a device."""
-    return factory.build_sound_encoder(config).to(device)
-
-
-def sound_track(recipe: Recipe, encoder: SoundEncoder) -> SoundTrack | None:
-    """Return the sound of a recipe's clips with its encoder; None if it has none."""
-    spec = sound_spec(recipe)
-    return None if recipe.sound is None or spec is None else SoundTrack(encoder, spec, recipe.sound)
 
 
 def choose_layout(
