@@ -104,10 +104,11 @@ def _resume(started: StartedStage, model: TrainedModel) -> tuple[DataPosition, i
         raise OtherStageError
     if stage.begins:
         return _begin_stage(started, model, cursor, aliases), step
-    changes = diff.of_recipes(run.folder, step, data.recipe) if run.world.is_main else []
+    of_recipe = diff.since_step(run.folder, step, data.recipe) if run.world.is_main else []
+    changes = diff.lines(of_recipe)
     if request.load is not None:
         changes.append("--load has no effect: the run resumes from its own checkpoint")
-    keys: Any = run.world.broadcast(diff.keys_of_recipes(run.folder, step, data.recipe) if run.world.is_main else None)
+    keys: Any = run.world.broadcast([change.key for change in of_recipe])
     holds_out = data.recipe.validation.split or "validation.split" in keys
     if holds_out and any(key.startswith(_OF_THE_SPLIT) for key in keys):
         changes.append(
@@ -174,8 +175,8 @@ def _begin_stage(started: StartedStage, model: TrainedModel, cursor: Cursor, ali
     if stage.config.ema == "reset":
         model.state.begin_average()
     logger.info("stage %s begins after step %d, for %s", stage.start.name, stage.start.step, stage.config.end_text)
-    of_recipes = diff.of_recipes(run.folder, cursor.global_step, data.recipe) if run.world.is_main else []
-    for line in (*changes, *of_recipes):
+    of_recipe = diff.since_step(run.folder, cursor.global_step, data.recipe) if run.world.is_main else []
+    for line in (*changes, *diff.lines(of_recipe)):
         logger.info(line)
     return position
 
@@ -193,7 +194,7 @@ def _load(started: StartedStage, model: TrainedModel) -> tuple[int, checkpointin
             return checkpointing.restore(info.path, model.state, model.base, adapter, optimizer=optimizer)
         except UserError as error:
             differs = error.code == "checkpoint-state-differs"
-            lines = diff.of_recipes(run.folder, info.step, recipe) if differs else []
+            lines = diff.lines(diff.since_step(run.folder, info.step, recipe)) if differs else []
             if changes := [line for line in lines if line.startswith(_OF_TENSORS)]:
                 remedy = f"set back what its tensors depend on ({'; '.join(changes)}), or train in a run of its own"
                 error.reword(field=error.field, problem=error.problem, remedy=remedy)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from reelworks.core.errors import UserError
@@ -167,7 +166,8 @@ def log_edited(stage: Stage, folder: RunFolder) -> None:
         if finished.name in starts:
             event = starts[finished.name]
             now = recipe_file.of_stage(stage.whole, index, StageStart(**event["stage"]))
-            for line in diff.of_file(folder.recipes_folder / event["recipe"], now, partial(_is_edit, finished, now)):
+            changes = diff.since(folder.recipes_folder / event["recipe"], now)
+            for line in diff.lines(change for change in changes if _is_edit(finished, now, change)):
                 logger.info(f"stage {finished.name} is finished, and stays as it was: {line}")
 
 

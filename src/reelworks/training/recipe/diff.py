@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,25 +69,20 @@ def as_told(values: list[tuple[float, Any]]) -> Any:
 _SHOWN = 12  # changed keys listed one by one
 
 
-def of_recipes(folder: RunFolder, step: int, now: Recipe) -> list[str]:
-    """Describe how the recipe with which a step was trained differs from the present one, a line for each key."""
-    return of_file(history.recipe_of(folder, step), now)
-
-
-def keys_of_recipes(folder: RunFolder, step: int, now: Recipe) -> list[str]:
-    """Return the keys by which they differ; none if the former one cannot be read."""
-    return [change.key for change in _changes_of(history.recipe_of(folder, step), now)]
-
-
-def of_file(file: Path, now: Recipe, told: Callable[[KeyChange], bool] = lambda change: True) -> list[str]:
-    """Describe how a recipe that a run kept differs from the present one, in the changes that are to be told."""
-    found = filter(told, _changes_of(file, now))
-    lines = [f"{change.key}: {change.before} then, {change.after} now" for change in found]
-    more = len(lines) - _SHOWN
-    return lines[:_SHOWN] + ([f"and {more} more keys of the recipe"] if more > 0 else [])
-
-
-def _changes_of(file: Path, now: Recipe) -> list[KeyChange]:
+def since(file: Path, now: Recipe) -> list[KeyChange]:
+    """Return the changes since the recipe that a run kept in a file; none if it cannot be read."""
     with suppress(OSError, ValueError):
         return changes(user_files.read_toml(file), toml_none.to_toml(now))
     return []
+
+
+def since_step(folder: RunFolder, step: int, now: Recipe) -> list[KeyChange]:
+    """Return the changes since the recipe with which a step was trained."""
+    return since(history.recipe_of(folder, step), now)
+
+
+def lines(found: Iterable[KeyChange]) -> list[str]:
+    """Describe changes since an earlier recipe, a line for each key."""
+    told = [f"{change.key}: {change.before} then, {change.after} now" for change in found]
+    more = len(told) - _SHOWN
+    return told[:_SHOWN] + ([f"and {more} more keys of the recipe"] if more > 0 else [])
