@@ -103,13 +103,7 @@ def _print_report(report: CheckReport) -> None:
 
 def _dtypes(components: list[ComponentReport]) -> None:
     """Print a column for each component; columns of dtypes would not fit into 80 characters."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column()
-    for component in components:
-        table.add_column(f"{component.component}\n{component.name}")
+    table = show.new_table("", *(f"{component.component}\n{component.name}" for component in components))
     columns = [component.dtypes | {"device": component.device} for component in components]
     for key in columns[0]:
         table.add_row(key, *(column[key] or "–" for column in columns))

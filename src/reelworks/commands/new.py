@@ -36,17 +36,13 @@ def new(
 def _list(gpu: str | None, *, json: bool) -> None:
     """Print the recipes that are ready, whose files are in the project's recipes/lora."""
     with show.loading():
-        from rich.table import Table
-
         from reelworks.quickstart import ready_recipes
 
     ready = [one for model in ready_recipes.models() for one in ready_recipes.of_model(model, gpu)]
     if json:
         show.json(ready)
         return
-    table = Table(box=None, pad_edge=False)
-    for heading in ("model", "GPU of", "takes", "steps", "in all"):
-        table.add_column(heading, justify="left" if heading == "model" else "right")
+    table = show.new_table("model", "GPU of", "takes", "steps", "in all")
     for one in ready:
         made = one.result
         size, memory = f"{one.vram_gb} GB", units.size(made.choice.estimate.memory.total)

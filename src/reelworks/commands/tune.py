@@ -64,14 +64,9 @@ def _print_trial(trial: Trial | str) -> None:
 
 
 def _print(result: Tuned, path: Path) -> None:
-    from rich import box
-    from rich.table import Table
-
     from reelworks.training.memory.recomputation import lines_of_entries
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("entry", "batch size", "ms", "GB"):
-        table.add_column(heading, justify="left" if heading == "entry" else "right")
+    table = show.new_table("entry", "batch size", "ms", "GB")
     for entry, size in result.batch_sizes.items():
         resolution, frames = entry.rsplit(" ", 1)
         own = [t for t in result.trials if t.batch_size == size and t.bucket.startswith(f"{resolution} ")]
