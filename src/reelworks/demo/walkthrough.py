@@ -154,14 +154,14 @@ def _last_step() -> int:
 
 def _generate() -> list[NDArray[np.uint8]]:
     """Generate a clip for every prompt and a contact sheet, and return the clips as read from their files."""
-    prompts = [argument for prompt in PROMPTS for argument in ("--prompt", prompt.text)]
+    prompts = [argument for prompt in PROMPTS for argument in ("--prompt", prompt.caption)]
     size = ["--height", str(SHAPE.height), "--width", str(SHAPE.width), "--num-frames", str(SHAPE.num_frames)]
     _reelworks("generate", str(RUN.path), *prompts, *size, "-o", str(GENERATED / "{index}.mp4"))
     first = ["--height", str(SHAPE.height), "--width", str(SHAPE.width), "--num-frames", "1"]
-    _reelworks("generate", str(RUN.path), "--prompt", PROMPTS[0].text, *first, "-o", str(GENERATED / "picture.png"))
+    _reelworks("generate", str(RUN.path), "--prompt", PROMPTS[0].caption, *first, "-o", str(GENERATED / "picture.png"))
     clips = [load(Request(GENERATED / f"{i:02d}.mp4", False, SHAPE)) for i in range(len(PROMPTS))]
     rows = [clips[i : i + 2] for i in range(0, len(clips), 2)]
-    labels = [[p.text + ("" if p.seen else "  (new)") for p in PROMPTS[i : i + 2]] for i in range(0, len(clips), 2)]
+    labels = [[p.caption + ("" if p.seen else "  (new)") for p in PROMPTS[i : i + 2]] for i in range(0, len(clips), 2)]
     writers.contact_sheet(rows, labels, height_px=96).save(GENERATED / "sheet.png")
     return clips
 
@@ -181,7 +181,7 @@ def _summary(clips: list[NDArray[np.uint8]], clock: _Clock, *, quick: bool) -> D
     plan = plan_report.read_summary(RUN)
     assert plan is not None
     losses = [e["loss"] for e in events.timeline(RUN.events_file, "validation")]
-    answers = [judge.judge(clip).agrees(prompt.subject) for prompt, clip in zip(PROMPTS, clips, strict=True)]
+    answers = [judge.judge(clip).agrees(prompt) for prompt, clip in zip(PROMPTS, clips, strict=True)]
     left_out = sum(len(files) for files in plan.reasons.values())
     by_reason = ", ".join(f"{counts.clips} {reason}" for reason, counts in plan.left_out.items())
     kept = list(events.read(RUN.events_file, "retention"))[-1]["kept"]

@@ -36,12 +36,12 @@ def test_left_out_combinations_are_in_no_caption_and_all_others_are(seed: int) -
 
 def test_prompts_cover_all_colours_and_half_of_them_are_left_out_of_the_captions() -> None:
     said = {_words(video.scene.subject.caption) for video in scenes.videos(0)}
-    asked = [_words(prompt.text) for prompt in PROMPTS]
+    asked = [_words(prompt.caption) for prompt in PROMPTS]
     assert len(set(asked)) == 10
     assert {words for words in asked if words not in said} == scenes.LEFT_OUT
-    assert {prompt.subject.colour for prompt in PROMPTS} == set(scenes.COLOURS)
+    assert {prompt.colour for prompt in PROMPTS} == set(scenes.COLOURS)
     for prompt, words in zip(PROMPTS, asked, strict=True):
-        assert prompt.subject.colour == words[0]
+        assert prompt.colour == words[0]
         assert prompt.seen == (words in said)
 
 
