@@ -187,7 +187,8 @@ class StoredBatchEncoder(BatchEncoder[StoredBatch]):
                 continue
             if i in batch.broken:  # its loss is left out, so that no encoder is loaded for it
                 of_kind = _request(request, i, name)
-                found[name] = values.blank(self.encoders, name, request.shape if of_kind is None else of_kind.shape)
+                shape = request.shape if of_kind is None else of_kind.shape
+                found[name] = torch.zeros(values.value_shape(self.encoders, name, shape))
                 continue
             kinds = values.frames_for(name, parts=keys.ids.parts)
             frames: Mapping[str, Tensor] = {kind: batch.decoded[i][kind] for kind in kinds}

@@ -83,11 +83,6 @@ def unpack(packed: Tensor) -> TextEmbedding:
     return TextEmbedding(tokens_LD[None], mask_L[None].clone(), pooled_P[None])
 
 
-def blank(encoder: FrozenEncoders, name: str, shape: Shape) -> Tensor:
-    """Return zeros in the shape of a clip's value, for a clip that could not be decoded."""
-    return torch.zeros(value_shape(encoder, name, shape))
-
-
 def value_shape(encoder: FrozenEncoders, name: str, shape: Shape) -> tuple[int, ...]:
     """Return the shape of a value of one clip."""
     if name == IMAGE:
