@@ -12,7 +12,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,13 +33,33 @@ from reelworks.training.recipe.dataset import RecipeData
 # Graphs of one class of blocks per graph of the plan: a first and a last block may differ from those between them in
 # what needs gradients, in strides and in layers. At most 3 were seen.
 _KINDS_PER_CLASS = 8
+_BLOCKS = "the blocks"
 
 
-def allow_graphs(of_code: int, of_all: int) -> None:
-    """Let this thread compile so many graphs of one piece of code; checkpointed blocks run again in autograd's thread."""
-    config: Any = torch._dynamo.config
-    if config.recompile_limit != of_code:
-        config.recompile_limit, config.accumulated_recompile_limit = of_code, of_all
+def compile_in_place(
+    module: nn.Module, backend: str | Callable[..., Any], runs: Callable[..., bool], most: tuple[int, int], what: str
+) -> None:
+    """Compile a module's `forward` with static shapes, and run that where `runs`, which is given the inputs, says so.
+
+    Of one piece of code, and of all, a thread may compile so many graphs; checkpointed blocks run again in autograd's
+    thread. Errors of the compiler tell `what` could not be compiled.
+    """
+    eager, config = module.forward, cast(Any, torch._dynamo.config)
+    compiled = torch.compile(eager, dynamic=False, backend=backend)
+
+    @functools.wraps(eager)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if not runs(*args):
+            return eager(*args, **kwargs)
+        if config.recompile_limit != most[0]:
+            config.recompile_limit, config.accumulated_recompile_limit = most
+        try:
+            return compiled(*args, **kwargs)
+        except Exception as error:
+            raise_explained(error, what)
+            raise
+
+    module.forward = forward
 
 
 class FirstShapes:
@@ -99,8 +119,9 @@ class CompiledBlocks:
         self._warned: set[int] = set()
         # When torch traces a block, it asks for the gradient of inputs that have none.
         warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
+        limit, classes = most_graphs * _KINDS_PER_CLASS, len({type(block) for block in self._blocks})
         for block in self._blocks:
-            self._compile(block, backend)
+            compile_in_place(block, backend, lambda *_: self._on, (limit, limit * classes), _BLOCKS)
 
     @classmethod
     def of_recipe(cls, denoiser: Denoiser, data: RecipeData) -> Self:
@@ -114,21 +135,6 @@ class CompiledBlocks:
     def none(cls) -> Self:
         """Return the value for a network that is not compiled."""
         return cls((), Network("", ()), table.EMPTY, Geometry((1, 1, 1), (1, 1, 1)), 1)
-
-    def _compile(self, block: nn.Module, backend: str | Callable[..., Any]) -> None:
-        eager = block.forward
-        compiled = torch.compile(eager, dynamic=False, backend=backend)
-        classes = len({type(each) for each in self._blocks})
-        limit = self.first_shapes.most * _KINDS_PER_CLASS
-
-        @functools.wraps(eager)
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            if not self._on:
-                return eager(*args, **kwargs)
-            allow_graphs(limit, limit * classes)
-            return compiled(*args, **kwargs)
-
-        block.forward = forward
 
     def prefer(self, keys: Sequence[Key]) -> None:
         """Reserve graphs for these keys, first ones first, as far as graphs are left."""
@@ -157,7 +163,7 @@ class CompiledBlocks:
                 yield
         except Exception as error:
             if self._on:
-                raise_explained(error, "the blocks")
+                raise_explained(error, _BLOCKS)
             raise
         finally:
             self._on = False

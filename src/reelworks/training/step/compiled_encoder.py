@@ -7,7 +7,6 @@ not compiled.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -48,34 +47,24 @@ def store_channels_last(network: nn.Module) -> None:
 
 def compile_network(network: nn.Module, most_shapes: int, backend: str | Callable[..., Any]) -> FirstShapes:
     """Compile a network for the first `most_shapes` shapes of its input; others run without, with one warning each."""
-    eager = network.forward
-    compiled = torch.compile(eager, dynamic=False, backend=backend)
     limit = most_shapes * _GRAPHS_PER_SHAPE
     shapes, told = FirstShapes(most_shapes), set[tuple[int, ...]]()
 
-    @functools.wraps(eager)
-    def forward(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def runs(x: Tensor, *_: Any) -> bool:
         shape = tuple(x.shape)
-        is_new = shape not in told
-        told.add(shape)
-        if not shapes.take(shape):
-            if is_new:
-                logger.warning(
-                    f"the autoencoder runs without compilation for {_text(shape)}, since train.compile_graphs = "
-                    f"{most_shapes} leaves no graph for it"
-                )
-            return eager(x, *args, **kwargs)
-        if is_new:
+        is_taken = shapes.take(shape)
+        if shape not in told and is_taken:
             number = [*shapes.chosen].index(shape) + 1
             logger.info(f"compiling the autoencoder for {_text(shape)}: shape {number} of at most {most_shapes}")
-        compiled_blocks.allow_graphs(limit, limit)
-        try:
-            return compiled(x, *args, **kwargs)
-        except Exception as error:
-            compiled_blocks.raise_explained(error, "the autoencoder")
-            raise
+        elif shape not in told:
+            logger.warning(
+                f"the autoencoder runs without compilation for {_text(shape)}, since train.compile_graphs = "
+                f"{most_shapes} leaves no graph for it"
+            )
+        told.add(shape)
+        return is_taken
 
-    network.forward = forward
+    compiled_blocks.compile_in_place(network, backend, runs, (limit, limit), "the autoencoder")
     return shapes
 
 
