@@ -59,25 +59,20 @@ def compare(before: tuple[Recipe, PlanForecast], after: tuple[Recipe, PlanForeca
         epochs=len(a.ahead.epochs),
         keys=changed_keys(recipe_a, recipe_b),
         figures=side_by_side(*({name: getattr(f.ahead.sum, name) for name in COMPARED} for f in (a, b))),
-        buckets=side_by_side(*map(clips_of_buckets, (a, b))),
-        reasons=side_by_side(*map(clips_left_out, (a, b))),
+        **clips_side_by_side(a, b),
     )
 
 
 def changed_keys(a: Recipe, b: Recipe) -> list[ChangedKey]:
     """Return the keys with different values."""
-    changed = diff.changes(toml_none.to_toml(a), toml_none.to_toml(b))
-    return [ChangedKey(change.key, change.before, change.after) for change in changed]
+    return [ChangedKey(*change) for change in diff.changes(toml_none.to_toml(a), toml_none.to_toml(b))]
 
 
-def clips_of_buckets(forecast: PlanForecast) -> dict[str, int]:
-    """Return the clips of each bucket over all epochs."""
-    return {share.name: share.clips for share in forecast.ahead.shares}
-
-
-def clips_left_out(forecast: PlanForecast) -> dict[str, int]:
-    """Return the clips that the first epoch leaves out, by reason."""
-    return {name: one.clips for name, one in forecast.left_out.items()}
+def clips_side_by_side(*plans: PlanForecast | None) -> dict[str, list[ComparedNumber]]:
+    """Return the clips of each bucket over all epochs, and by reason those that the first epoch leaves out; none of None."""
+    buckets = ({} if plan is None else {share.name: share.clips for share in plan.ahead.shares} for plan in plans)
+    reasons = ({} if plan is None else {name: one.clips for name, one in plan.left_out.items()} for plan in plans)
+    return {"buckets": side_by_side(*buckets), "reasons": side_by_side(*reasons)}
 
 
 def side_by_side(a: Mapping[str, float], b: Mapping[str, float]) -> list[ComparedNumber]:

@@ -26,8 +26,7 @@ from reelworks.training.plan.plan_comparison import (
     ChangedKey,
     ComparedNumber,
     changed_keys,
-    clips_left_out,
-    clips_of_buckets,
+    clips_side_by_side,
     side_by_side,
 )
 from reelworks.training.plan.plan_forecast import PlanForecast, StepForecast
@@ -297,14 +296,9 @@ def compare(before: tuple[Recipe, RunForecast], after: tuple[Recipe, RunForecast
     stages = []
     for name in {**of_a, **of_b}:
         both = of_a.get(name), of_b.get(name)
-        stages.append(
-            StageComparison(
-                name,
-                side_by_side(*(_numbers(one, _OF_STAGE) for one in both)),
-                side_by_side(*({} if one is None else clips_of_buckets(one.plan) for one in both)),
-                side_by_side(*({} if one is None else clips_left_out(one.plan) for one in both)),
-            )
-        )
+        figures = side_by_side(*(_numbers(one, _OF_STAGE) for one in both))
+        plans = (None if one is None else one.plan for one in both)
+        stages.append(StageComparison(name, figures, **clips_side_by_side(*plans)))
     return RunComparison(
         changed_keys(recipe_a, recipe_b), side_by_side(_numbers(a, _OF_RUN), _numbers(b, _OF_RUN)), stages
     )
