@@ -165,18 +165,14 @@ class EncodeActor:
             self._opened = _open(self._job)
         encoding_, worker = self._opened
         if part.captions:
-            worker.encode_captions([part.captions], progress, _silent)
+            worker.encode_captions([part.captions], progress, lambda _: None)
             return
         chunk = encoding_.chunks[part.number] if part.number < len(encoding_.chunks) else None
         if chunk is None or chunk.name != part.name:
             raise _unseen(
                 "catalog", self._job.recipe.catalog_folder, "another catalog or recipe than the machine of the command"
             )
-        worker.encode_clips([chunk], progress, _silent)
-
-
-def _silent(progress: Progress) -> None:
-    pass
+        worker.encode_clips([chunk], progress, lambda _: None)
 
 
 def _open(job: ClusterJob) -> tuple[Encoding, EncodeWorker]:
