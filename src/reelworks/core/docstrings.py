@@ -1,4 +1,4 @@
-"""What docstrings say of attributes and arguments, which the reference, the schema of recipes and the help of commands tell."""
+"""Read what docstrings say of attributes and arguments, which the reference, the schema of recipes and the help tell."""
 
 from __future__ import annotations
 
