@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from test_lora_rewriting import exported
 from torch import Tensor
 
-from reelworks.annexes.lora import apply, extract
-from reelworks.annexes.lora.request import ApplyLorasRequest, ExtractLoraRequest
+from reelworks.annexes.lora import apply, extract, merge
+from reelworks.annexes.lora.request import ApplyLorasRequest, ExtractLoraRequest, MergeLorasRequest
 from reelworks.core import storage
 from reelworks.data.checkpoint import save as commit
 from reelworks.data.checkpoint.folder import CheckpointFolder
@@ -192,13 +192,35 @@ def test_a_result_is_replaced_as_a_whole_if_asked_for_and_nothing_else_is(
     (tmp_path / "link").unlink()
     (tmp_path / "here").mkdir()
     (out / "mine.txt").touch()
-    with refused("output-file-invalid", "output", says="other files than weights: mine.txt"):
+    with refused("output-file-invalid", "output", says="other files than those of a result: mine.txt"):
         apply.apply(ApplyLorasRequest(**asked, overwrite=True))
     monkeypatch.chdir(tmp_path / "here")
     for place, said in ((tmp_path, "other files"), (file, "to a folder"), (Path(), "to a folder")):
         with refused("output-file-invalid", "output", says=said):
             apply.apply(ApplyLorasRequest(**asked | {"output": place}, overwrite=True))
     assert {path.name for path in tmp_path.iterdir()} == {"a.safetensors", "base.safetensors", "out", "here"}
+
+
+@pytest.mark.parametrize("name", ["mug.safetensors", "merged.safetensors", "config.json", "a.safetensors.index.json"])
+def test_a_folder_of_other_files_is_never_replaced(tmp_path: Path, name: str) -> None:
+    """Such as one with the LoRAs that are applied, or with one that `lora merge` wrote, with or without --overwrite."""
+    folder = tmp_path / "loras"
+    folder.mkdir()
+    update = lora(tmp_path / "a.safetensors")
+    save_file(
+        {f"{layer}.weight": torch.zeros(value.shape) for layer, value in update.items()}, tmp_path / "base.safetensors"
+    )
+    (folder / name).write_bytes((tmp_path / "a.safetensors").read_bytes())
+    if name == "merged.safetensors":
+        both = [str(tmp_path / "a.safetensors")] * 2
+        merge.merge(MergeLorasRequest(files=both, output=folder / name, overwrite=True))
+    before = (folder / name).read_bytes()
+    file = str(folder / name if name.endswith(".safetensors") else tmp_path / "a.safetensors")
+    for overwrite in (False, True):
+        with refused("output-file-invalid", "output", says=f"other files than those of a result: {name}"):
+            asked: Any = {"base": tmp_path / "base.safetensors", "files": [file], "output": folder}
+            apply.apply(ApplyLorasRequest(**asked, overwrite=overwrite))
+    assert [(path.name, path.read_bytes()) for path in folder.iterdir()] == [(name, before)]
 
 
 def test_a_file_of_another_network_is_not_applied(tmp_path: Path) -> None:

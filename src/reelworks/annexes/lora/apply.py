@@ -8,7 +8,7 @@ import shutil
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,12 +28,13 @@ from reelworks.data.checkpoint import safetensors_header
 from reelworks.data.checkpoint.safetensors_header import TensorRange
 from reelworks.models.adapters import key_mapping, other_tensors, text_encoders
 from reelworks.models.export import export, safetensors_file
+from reelworks.models.storage import weights as weight_files
 from reelworks.models.storage.tensor_files import TensorFacts
 
 _BLOCK = 1 << 22  # numbers of a weight that are widened at once: 16 MB
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _CONFIG = "config.json"
-_WRITTEN = (".safetensors", ".json")  # files of a former result, which may be replaced
+_MARK = {"reelworks_written_by": "lora apply"}  # of a result's weights, in their headers
 
 
 class _RowRange(NamedTuple):
@@ -101,18 +102,34 @@ def _require_folder(request: ApplyLorasRequest) -> None:
         )
     with files.writing("output", target):
         there = [*target.iterdir()] if target.exists() else []
-    if there and not request.overwrite:
-        raise output.exists_already(target)
-    others = [path.name for path in there if path.suffix not in _WRITTEN or not path.is_file()]
+    others = {path.name for path in there} - _names_of_a_result(there)
     base = request.base.resolve()
     if others or (there and target.resolve() in (base, *base.parents)):
         raise UserError(
-            f"it holds other files than weights: {first_few(sorted(others))}" if others else "it holds the base",
+            f"it holds other files than those of a result: {first_few(sorted(others))}"
+            if others
+            else "it holds the base",
             code="output-file-invalid",
             field="output",
             value=str(target),
             remedy="name another folder",
         )
+    if there and not request.overwrite:
+        raise output.exists_already(target)
+
+
+def _names_of_a_result(there: Sequence[Path]) -> set[str]:
+    """Return the names of files that an earlier call wrote: weights with the mark, their index, and the config beside them."""
+    weights = [path for path in there if _MARK.items() <= _metadata(path).items()]
+    beside = [f"{_SHARD.sub('', path.stem)}.safetensors{safetensors_file.INDEX_SUFFIX}" for path in weights]
+    return {*(path.name for path in weights), *beside, *([_CONFIG] if weights else [])}
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    """Return what the header of a file of weights says; nothing for other files."""
+    with suppress(UserError, OSError), weight_files.opened(path) as file:
+        return file.metadata() or {}
+    return {}
 
 
 # Where updates go
@@ -267,7 +284,7 @@ def _write(
     values = (_value(base, entry.name, edits.get(entry.name, ()), layers) for entry in entries)
     name = _SHARD.sub("", base.files[0].stem) if base.files[0].is_file() else "diffusion_pytorch_model"
     sources = ", ".join(f"{Path(file.source).name}={strength:g}" for file, strength in adapters)
-    metadata = {"format": "pt", "modelspec.merged_from": sources}
+    metadata = {"format": "pt", "modelspec.merged_from": sources} | _MARK
     target = request.output.resolve()  # a link stays, and leads to the new weights
     with files.writing("output", target):
         target.parent.mkdir(parents=True, exist_ok=True)
