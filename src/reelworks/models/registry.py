@@ -158,6 +158,11 @@ _NOT_HERE = {
 }
 
 
+def text_encoders_of(preset: str) -> PublishedText | None:
+    """Return the text encoders that a preset was published with; None if they are not known."""
+    return TEXT_ENCODERS.get(PRESETS[preset].parts.text) if preset in PRESETS else None
+
+
 def release_of(preset: str) -> Release:
     """Return how a preset was published, or a stand-in with small shapes if it was not."""
     return PRESETS[preset].release or replace(_TINY, objective=PRESETS[preset].config.conditioning.objectives[0])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from lora_files import SHAPES, header_of, lora, random, updates_of
+from lora_files import SHAPES, lora, random, updates_of
 from refused import refused
 from safetensors.torch import load, load_file, save_file
 from torch import Tensor, nn
@@ -180,77 +178,6 @@ def test_differences_are_added_to_full_weights_and_to_each_other(tmp_path: Path)
     merged = load_file(tmp_path / "c.safetensors")
     torch.testing.assert_close(merged[f"{LAYER}.diff_b"], 2 * others[f"{LAYER}.diff_b"] - random(12, seed=10))
     assert {*others, *lost} <= merged.keys()
-
-
-# Text encoders
-
-CLIP = {f"text_model.encoder.layers.{i}.self_attn.{name}": (8, 8) for i in range(2) for name in ("q_proj", "v_proj")}
-Names = dict[str, tuple[str, str, str]]
-OF_NETWORK: Names = {
-    "kohya": ("lora_unet_", "lora_down", "lora_up"),
-    "comfyui": ("diffusion_model.", "lora_A", "lora_B"),
-    "diffusers": ("unet.", "lora_A", "lora_B"),
-    "none": ("", "lora_A", "lora_B"),
-}
-OF_TEXTS: Names = {
-    "kohya": ("lora_te1_", "lora_down", "lora_up"),
-    "diffusers": ("text_encoder.", "lora_A", "lora_B"),
-}
-UNET = {"diffusers": "down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_q"}
-UNET["none"] = UNET["diffusers"]
-UNET |= dict.fromkeys(("kohya", "comfyui"), "input_blocks.3.1.transformer_blocks.0.attn1.to_q")
-
-
-@pytest.mark.parametrize("texts", OF_TEXTS)
-@pytest.mark.parametrize("network", OF_NETWORK)
-@pytest.mark.parametrize("order", [1, -1])
-def test_a_lora_of_text_encoders_is_merged_with_one_of_the_network(
-    tmp_path: Path, network: str, texts: str, order: int
-) -> None:
-    """Into one file that has both, in names that the first one's readers know."""
-    one, two, target = (tmp_path / f"{name}.safetensors" for name in "abc")
-    prefix, *matrices = OF_NETWORK[network]
-    of_network: Any = lora(one, {UNET[network]: (32, 32)}, prefix=prefix, matrices=tuple(matrices))
-    prefix, *matrices = OF_TEXTS[texts]
-    of_texts: Any = lora(two, CLIP, prefix=prefix, matrices=tuple(matrices), seed=40)
-    asked = MergeLorasRequest(files=[str(one), f"{two}=0.5"][::order], output=target, model="sdxl-tiny")
-    merge.merge(asked)
-    found = {key.replace(".", "_"): value for key, value in updates_of(target).items()}
-    assert len(found) == len(of_network) + len(of_texts)
-    for layer, update in of_texts.items():
-        (stem,) = [key for key in found if key.endswith(layer.replace(".", "_"))]
-        torch.testing.assert_close(found[stem], 0.5 * update, rtol=1e-5, atol=1e-5)
-    (stem,) = [key for key in found if "to_q" in key]
-    torch.testing.assert_close(found[stem], next(iter(of_network.values())), rtol=1e-5, atol=1e-5)
-
-
-def test_diffusers_loads_a_merged_file_into_both(tmp_path: Path) -> None:
-    """With its own code, into a tiny CLIP and a tiny UNet."""
-    import diffusers
-    from transformers import CLIPTextConfig, CLIPTextModel
-
-    from reelworks.testing import contract
-
-    one, two, target = (tmp_path / f"{name}.safetensors" for name in "abc")
-    lora(one, {UNET["diffusers"]: (32, 32)}, prefix="unet.")
-    of_texts = lora(two, CLIP, prefix="lora_te1_", matrices=("lora_down", "lora_up"), alpha=4.0, seed=40)
-    merge.merge(MergeLorasRequest(files=[str(one), str(two)], output=target, model="sdxl-tiny"))
-    config = CLIPTextConfig(
-        hidden_size=8, intermediate_size=16, num_attention_heads=2, num_hidden_layers=2, vocab_size=99
-    )
-    encoder, unet = CLIPTextModel(config), contract.build("sdxl-tiny").module
-    pipeline = diffusers.StableDiffusionXLPipeline
-    state, alphas = pipeline.lora_state_dict(load_file(target), unet_config=unet.config)
-    pipeline.load_lora_into_unet(state, network_alphas=alphas, unet=unet)
-    pipeline.load_lora_into_text_encoder(state, network_alphas=alphas, text_encoder=encoder, prefix="text_encoder")
-    changed = {
-        name.removesuffix(".lora_A.default_0.weight"): child
-        for name, child in encoder.named_parameters()
-        if "lora_A" in name
-    }
-    assert len(changed) == len(of_texts)
-    assert sum("lora_A" in name for name, _ in unet.named_parameters()) == 1
-    assert json.loads(header_of(target)["lora_adapter_metadata"])["text_encoder.r"] == 4
 
 
 def test_a_distilled_lora_is_added_to_a_base_of_diffusers(tmp_path: Path) -> None:

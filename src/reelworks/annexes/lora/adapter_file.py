@@ -106,7 +106,7 @@ class AdapterFile:
         return kinds
 
     def _scale(self, layer: StoredLayer, stored: Mapping[str, Tensor]) -> float:
-        settings = key_mapping.settings_of(self.header, layer.text_encoder)
+        settings = key_mapping.settings_of(self.header, layer.stem)
         return key_mapping.stored_scale(layer.type, stored, settings, layer.name)
 
 

@@ -7,7 +7,7 @@ import re
 import shutil
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -29,11 +29,12 @@ from reelworks.data.checkpoint.safetensors_header import TensorRange
 from reelworks.models.adapters import key_mapping, other_tensors, text_encoders
 from reelworks.models.export import export, safetensors_file
 from reelworks.models.storage import weights as weight_files
-from reelworks.models.storage.tensor_files import TensorFacts
+from reelworks.models.storage.tensor_files import TensorFacts, TensorFiles
 
 _BLOCK = 1 << 22  # numbers of a weight that are widened at once: 16 MB
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _CONFIG = "config.json"
+_NETWORK = "the network"
 _MARK = {"reelworks_written_by": "lora apply"}  # of a result's weights, in their headers
 
 
@@ -82,8 +83,7 @@ def apply(request: ApplyLorasRequest) -> LoraResult:
     _require_folder(request)
     with open_weights(request.base, "base", request.part) as base, ExitStack() as stack:
         adapters = [(stack.enter_context(open_adapter(path, "files")), strength) for path, strength in request.weighted]
-        encoder = request.part if text_encoders.is_part(request.part or "") else None
-        edits, notes = _edits(base, adapters, request.model, encoder)
+        edits, notes = _edits(base, adapters, request)
         layers: list[LayerResult] = []
         with log.stage("adding", lambda: f"{len(layers)} of {len(edits)} weights"):
             written = _write(base, edits, layers, adapters, request)
@@ -136,11 +136,17 @@ def _metadata(path: Path) -> dict[str, str]:
 
 
 def _edits(
-    base: FullWeights, adapters: Sequence[tuple[AdapterFile, float]], model: str | None, encoder: str | None
+    base: FullWeights, adapters: Sequence[tuple[AdapterFile, float]], request: ApplyLorasRequest
 ) -> tuple[dict[str, list[_Edit | _Difference]], list[str]]:
-    """Return the updates and differences of each weight by its name, and notes; the base is a network, or a text encoder."""
+    """Return the updates and differences of each weight by its name, and notes; the base is a network, or a text encoder.
+
+    Raises:
+        UserError: A layer has no weight, a weight has several updates without a sum, or there is nothing to add.
+    """
+    part = request.part if text_encoders.is_part(request.part or "") else ""
+    encoder = _encoder_in(base.facts, part) if part else None
     matrices = {
-        full: name.removesuffix(".weight").replace(".", "_")
+        full: _folded(name.removesuffix(".weight"), part)
         for name, full in bare_names(base.facts).items()
         if name.endswith(".weight") and len(base.facts[full].shape) > 1
     }
@@ -152,17 +158,28 @@ def _edits(
         network, layers = None, [layer for layer in file.layers if layer.text_encoder == encoder]
         if encoder is None and any(layer.folded not in weights for layer in layers):
             # Another convention may join layers, or name them otherwise.
-            found = base_network.closest_to(file, model)
+            found = base_network.closest_to(file, request.model)
             network = base_network.resolve(found, file) if found.is_whole else None
         for name, edit in _edits_of(file, layers, strength, weights, base.facts, network):
             edits[name].append(edit)
-        if others := Counter(layer.text_encoder or "the network" for layer in file.layers if layer not in layers):
-            parts = " and ".join(f"{plural(count, 'layer')} of {part}" for part, count in sorted(others.items()))
-            notes.append(f"{file.source}: left out: {parts}, which --part takes each alone")
+        if others := Counter(layer.text_encoder or _NETWORK for layer in file.layers if layer not in layers):
+            ways = _ways_to_parts(request.base, base.facts)
+            parts = (
+                f"{plural(count, 'layer')} of {name}{ways.get(name, '')}" for name, count in sorted(others.items())
+            )
+            notes.append(f"{file.source}: left out: {' and '.join(parts)}")
         own = {} if encoder else _differences_of(file, strength, base.facts, network)
         for name, difference in own.items():
             edits[name].append(difference)
         notes += file.left_out({each.key for each in own.values()})
+    if not edits:
+        raise UserError(
+            f"nothing would be added to {request.part or _NETWORK}: {'; '.join(notes)}",
+            code="lora-does-not-fit",
+            field="files",
+            value=adapters[0][0].source,
+            remedy="give the --part that has its layers, or name another file",
+        )
     for name, each in edits.items():
         rotated = [
             edit for edit in each if isinstance(edit, _Edit) and edit.layer.type.depends_on_weight(edit.layer.keys)
@@ -178,6 +195,31 @@ def _edits(
                 remedy="apply one file, and the next one to the result",
             )
     return edits, notes
+
+
+def _folded(name: str, part: str) -> str:
+    """Return the layer of a weight of the base, or of a text encoder in a folder, as `StoredLayer.folded` has it."""
+    if not part:
+        return name.replace(".", "_")
+    own = text_encoders.in_single_file(name)
+    return key_mapping.folded(own if text_encoders.part_of(own) else f"{part}.{own}")
+
+
+def _encoder_in(names: Iterable[str], part: str) -> str:
+    """Return the text encoder in a folder of a pipeline, as names of layers have it: that of the folder, or T5."""
+    is_t5 = any(text_encoders.part_of(f"{part}.{name}") == text_encoders.T5 for name in names)
+    return text_encoders.T5 if is_t5 else part
+
+
+def _ways_to_parts(base: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return how a call takes layers of the network and of text encoders, for those that a pipeline or a single file has."""
+    held = {text_encoders.part_of(text_encoders.in_single_file(name)) for name in names}
+    found = {part: part for part in held if part is not None and text_encoders.is_part(part)}
+    for folder in base.glob("text_encoder*/"):
+        with suppress(UserError), TensorFiles(weight_files.files_of(str(base), "base", folder.name)) as tensors:
+            found[_encoder_in(tensors.facts, folder.name)] = folder.name
+    ways = {encoder: f" (--part {part})" for encoder, part in found.items()}
+    return ways | {_NETWORK: " (without --part)"} if ways else {}
 
 
 def _differences_of(
@@ -241,8 +283,7 @@ def _places(
     layer: StoredLayer, network: BaseNetwork | None, weights: Mapping[str, str], facts: Mapping[str, TensorFacts]
 ) -> list[_Place]:
     """Return the weights that a layer of a file is, is a part of, or is made of; empty if one is missing."""
-    names = (layer.folded,) if layer.text_encoder is None else text_encoders.within(layer.folded)
-    if (weight := next((weights[name] for name in names if name in weights), None)) is not None:
+    if (weight := weights.get(layer.folded)) is not None:
         count = facts[weight].shape[0]
         return [_Place(weight, count, _RowRange(0, count, 0))]
     found: list[_Place] = []

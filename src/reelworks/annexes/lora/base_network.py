@@ -29,6 +29,12 @@ class BaseNetwork:
         """Its folder in a pipeline of diffusers."""
         return self.config.network.part
 
+    @property
+    def has_one_text_encoder(self) -> bool:
+        """Whether its model has one text encoder, to which kohya's scripts give no number."""
+        texts = registry.text_encoders_of(self.names[0])
+        return texts is not None and len(texts.networks) == 1
+
     def place_of(self, layer: str) -> Place:
         """Return the place of one of its layers in the release."""
         return release_layers.place(self.config, layer)

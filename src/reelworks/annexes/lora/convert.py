@@ -18,7 +18,7 @@ from reelworks.annexes.lora.results import LayerResult, LoraResult, ratio
 from reelworks.core import requests
 from reelworks.core.errors import UserError
 from reelworks.core.units import plural
-from reelworks.models.adapters import fit, key_mapping, release_layers, text_encoders
+from reelworks.models.adapters import files, fit, key_mapping, release_layers
 from reelworks.models.adapters.adapter_types.adapter_type import AdapterType
 from reelworks.models.adapters.adapter_types.registry import LORA
 from reelworks.models.adapters.config import LoraConfig
@@ -139,9 +139,8 @@ class _Conversion:
 
     def add_of_text_encoder(self, layer: StoredLayer) -> bool:
         """Write a layer of a text encoder; returns whether the convention has a name for it."""
-        stem = (
-            text_encoders.in_diffusers(layer.stem) if self._convention.is_peft else text_encoders.in_kohya(layer.stem)
-        )
+        is_only = None if self._base is None else self._base.has_one_text_encoder
+        stem = self._convention.text_stem(layer.stem, is_only=is_only)
         if stem is not None:
             self._require_writable(layer, joins=False)
             self._write(layer, stem, self._rounded(layer))
@@ -187,4 +186,4 @@ class _Conversion:
                 value=self._convention.name,
                 remedy="write another convention, or make a LoRA of it with `reelworks lora resize`",
             )
-        return output.settings_field(kind.peft_settings(found.adapter, layers), self._network.part)
+        return files.settings_field({self._network.part: kind.peft_settings(found.adapter, layers)})

@@ -5,7 +5,6 @@ The tools differ in what they do with a layer; opening, progress, results, heade
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 from collections import Counter, defaultdict
@@ -25,6 +24,8 @@ from reelworks.core import files, log
 from reelworks.core.errors import UserError
 from reelworks.data.checkpoint import safetensors_header
 from reelworks.data.checkpoint.safetensors_header import TensorRange
+from reelworks.models.adapters import files as adapter_files
+from reelworks.models.adapters import text_encoders
 from reelworks.models.adapters.adapter_types.adapter_type import AdapterType
 from reelworks.models.adapters.adapter_types.registry import LORA
 from reelworks.models.adapters.conventions import Convention
@@ -218,8 +219,8 @@ def peft_settings(layers: Mapping[str, WrittenLayer]) -> dict[str, str]:
     parts: dict[str, dict[str, WrittenLayer]] = defaultdict(dict)
     for stem, layer in layers.items():
         part, _, name = stem.partition(".")
-        parts[part][name] = layer
-    settings: dict[str, object] = {}
+        parts[part][text_encoders.within(stem) if text_encoders.is_part(part) else name] = layer
+    settings: dict[str, dict[str, object]] = defaultdict(dict)
     for part, own in parts.items():
         ranks = {name: layer.rank for name, layer in own.items()}
         common = Counter(ranks.values()).most_common(1)[0][0]
@@ -229,10 +230,5 @@ def peft_settings(layers: Mapping[str, WrittenLayer]) -> dict[str, str]:
             # The longest names first: peft takes the first key that a layer's name is or ends with.
             by_layer = {name: ranks[name] for name in sorted(ranks, key=len, reverse=True)}
             found |= {"rank_pattern": by_layer, "alpha_pattern": by_layer}
-        settings |= {f"{part}.{key}": value for key, value in found.items()}
-    return {METADATA: json.dumps(settings)}
-
-
-def settings_field(settings: Mapping[str, object], part: str) -> dict[str, str]:
-    """Return the header field with peft's settings of a part of the pipeline."""
-    return {METADATA: json.dumps({f"{part}.{key}": value for key, value in settings.items()})}
+        settings[part] = found
+    return adapter_files.settings_field(settings)

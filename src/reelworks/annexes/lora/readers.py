@@ -119,6 +119,12 @@ class _Layer:
         """The one layer of diffusers that it is; empty if it is several, or none."""
         return self.own[0] if len(self.own) == 1 else ""
 
+    @property
+    def has_names_of_diffusers(self) -> bool:
+        """Whether kohya's scripts have the network with diffusers' names of its layers."""
+        is_own = self.network is not None and self.network.config.network.lora.kohya == "diffusers"
+        return is_own or self.network_class in _OF_DIFFUSERS
+
     def is_one_of(self, names: re.Pattern[str]) -> bool:
         """Whether a pattern means a layer of diffusers that it is."""
         return any(names.fullmatch(layer) for layer in self.own)
@@ -184,10 +190,8 @@ def _by_module(known: Mapping[str, re.Pattern[str]], *types: str) -> Callable[[_
         if not layer.has(*types, ends="lora_down.weight") or layer.is_scaled_by_header:
             return False
         if layer.stored.text_encoder is not None:
-            return (
-                known is _SD_SCRIPTS and layer.network_class in _WITH_TEXTS and layer.stored.stem.startswith("lora_te")
-            )
-        name = layer.part if layer.network_class in _OF_DIFFUSERS else layer.released
+            return known is _SD_SCRIPTS and layer.network_class in _WITH_TEXTS and _is_text_of_sd_scripts(layer)
+        name = layer.part if layer.has_names_of_diffusers else layer.released
         return (
             layer.network_class in known
             and known[layer.network_class].fullmatch(name) is not None
@@ -195,6 +199,12 @@ def _by_module(known: Mapping[str, re.Pattern[str]], *types: str) -> Callable[[_
         )
 
     return takes
+
+
+def _is_text_of_sd_scripts(layer: _Layer) -> bool:
+    """Whether a text encoder's layer has the one name that it has there, which depends on the model."""
+    is_only = None if layer.network is None else layer.network.has_one_text_encoder
+    return text_encoders.in_kohya(layer.stored.stem, is_only=is_only) == layer.stored.stem
 
 
 def _by_lycoris(layer: _Layer) -> bool:
@@ -303,5 +313,5 @@ def _converted_by_diffusers(tensors: dict[str, Tensor], pipeline: str, network: 
 
 def _pipeline_of(network: BaseNetwork) -> str | None:
     """Return the class of the network's pipeline in diffusers; None for a network that is not there."""
-    texts = registry.family_of(network.names[0]).text_encoders.get(registry.PRESETS[network.names[0]].parts.text)
+    texts = registry.text_encoders_of(network.names[0])
     return texts.pipeline or None if texts is not None else None

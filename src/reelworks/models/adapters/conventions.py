@@ -44,6 +44,13 @@ class Convention:
         """Return the same for a layer of diffusers that is a part of one of the release (`names_parts`)."""
         raise AssertionError("checked with the recipe")
 
+    def text_stem(self, layer: str, *, is_only: bool | None) -> str | None:
+        """Return the same for a layer of a text encoder, of any spelling; None if readers have no name for it.
+
+        `is_only` says whether the model has no other text encoder; None if that is not known.
+        """
+        return text_encoders.in_kohya(layer, is_only=is_only)
+
     def has_stem(self, stem: str) -> bool:
         """Whether a file of this convention may have tensors whose names begin like this, before the type's ending."""
         return stem.startswith(self.prefixes)
@@ -58,7 +65,10 @@ class _Diffusers(Convention):
     is_peft = True
 
     def has_stem(self, stem: str) -> bool:
-        return super().has_stem(stem) or (text_encoders.is_named_by_diffusers(stem))
+        return super().has_stem(stem) or text_encoders.is_named_by_diffusers(stem)
+
+    def text_stem(self, layer: str, *, is_only: bool | None) -> str | None:
+        return text_encoders.in_diffusers(layer)
 
     def names_parts(self, network: Network) -> bool:
         return True

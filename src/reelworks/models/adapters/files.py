@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,7 +24,7 @@ from reelworks.core.errors import UserError, first_few
 from reelworks.core.log import logger
 from reelworks.models import registry
 from reelworks.models.adapters import fit, inject, key_mapping, other_tensors, text_encoders
-from reelworks.models.adapters.adapter_types.adapter_type import Adapter, AdapterType
+from reelworks.models.adapters.adapter_types.adapter_type import Adapter
 from reelworks.models.adapters.adapter_types.registry import TYPES
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.adapters.conventions import CONVENTIONS, Convention
@@ -73,33 +73,29 @@ def to_file(
     texts = {layer: kinds for layer, kinds in layers.items() if text_encoders.part_of(layer) is not None}
     if texts:
         layers = {layer.removeprefix(f"{part}."): kinds for layer, kinds in layers.items() if layer not in texts}
-    of_texts = _text_tensors(texts, kind, convention, adapter)
+    encoders = registry.text_encoders_of(model)
+    of_texts: dict[str, Tensor] = {}
+    for layer, kinds in texts.items():
+        stem = convention.text_stem(layer, is_only=encoders is not None and len(encoders.networks) == 1)
+        of_texts |= kind.named(stem or layer, kinds, convention, adapter.rank)
     if not convention.is_peft:
         family = registry.PRESETS[model].config if model in registry.PRESETS else None
         family = family if family is not None and convention.has_release_names(family.network) else None
         return LoraTensors(kind.released_tensors(layers, convention, adapter.rank, family) | of_texts, header)
     settings = {part: kind.peft_settings(adapter, layers)}
     for each in {text_encoders.part_of(layer): layer for layer in texts}:
-        # By the ends of names, since names of a CLIP differ by the version of transformers.
-        ends = {layer.rpartition(".")[2]: kinds for layer, kinds in texts.items() if layer.startswith(f"{each}.")}
-        settings[str(each)] = kind.peft_settings(adapter, ends)
-    header[METADATA] = json.dumps({f"{p}.{key}": value for p, own in settings.items() for key, value in own.items()})
+        own = {text_encoders.within(layer): kinds for layer, kinds in texts.items() if layer.startswith(f"{each}.")}
+        settings[str(each)] = kind.peft_settings(adapter, own)
+    header |= settings_field(settings)
     named = [kind.named(f"{part}.{layer}", kinds, convention) for layer, kinds in layers.items()]
     return LoraTensors({name: value for tensors in named for name, value in tensors.items()} | of_texts, header)
 
 
-def _text_tensors(
-    texts: Mapping[str, Mapping[str, Tensor]], kind: AdapterType, convention: Convention, adapter: Adapter
-) -> dict[str, Tensor]:
-    """Return the tensors of text encoders by their names in a file; kohya's scripts number them if there are several."""
-    alone = len({text_encoders.part_of(layer) for layer in texts}) == 1
-    tensors: dict[str, Tensor] = {}
-    for layer, kinds in texts.items():
-        name, numbered, unnumbered = text_encoders.names_in_files(layer)
-        if convention.folds_names:
-            name = unnumbered if alone else numbered
-        tensors |= kind.named(name, kinds, convention, adapter.rank)
-    return tensors
+def settings_field(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return the header field with peft's settings of the parts of a pipeline."""
+    return {
+        METADATA: json.dumps({f"{part}.{key}": value for part, own in settings.items() for key, value in own.items()})
+    }
 
 
 def release_header(model: str, convention: Convention, adapter: Adapter, base: Base | None) -> dict[str, str]:

@@ -123,8 +123,7 @@ def require_once(stems: Iterable[str]) -> None:
 
 def folded(stem: str) -> str:
     """Return the layer that the names of tensors begin with, as all conventions spell it that have the same layers."""
-    name = text_encoders.in_kohya(stem) or stem if text_encoders.part_of(stem) else layer_of(stem)
-    return name.replace(".", "_")
+    return text_encoders.folded(stem) or layer_of(stem).replace(".", "_")
 
 
 def damaged(problem: str) -> UserError:
@@ -160,7 +159,7 @@ def place_tensors(
         if not kinds.keys() >= kind.required:
             unknown += [f"{spelling} ({each})" for each in kinds]
             continue
-        values = _rescale(kinds, settings_of(metadata, text_encoders.part_of(spelling)), config, spelling)
+        values = _rescale(kinds, settings_of(metadata, spelling), config, spelling)
         parts = kind.split_layer(values, targets[spelling], config.rank)
         unknown += [spelling] * (not parts)
         result |= parts
@@ -196,7 +195,7 @@ def stored_scale(kind: AdapterType, kinds: Mapping[str, Tensor], settings: Mappi
     """
     kind.require_readable(settings)
     try:
-        scale = _scale(kind, kinds, settings, layer)
+        scale = _scale(kind, kinds, settings, text_encoders.within(layer))
     except UserError:
         raise
     except Exception as error:  # settings of other programs may be of any type
@@ -224,18 +223,23 @@ def _of_layer(layer: str, numbers: Mapping[str, Any] | None, of_others: Any) -> 
 
 def _is_named(layer: str, pattern: str) -> bool:
     """Whether a layer is meant by a key of peft's patterns, a name or its end; patterns proper are refused."""
-    name = pattern.removeprefix("^")
+    name = text_encoders.within(pattern.removeprefix("^"))
     if not re.fullmatch(r"[\w.-]+", name):
         problem = f"its header has alphas or ranks for layers by a pattern, {pattern!r}, and only names are read"
         raise UserError(problem, code="lora-unreadable", remedy="name another file")
-    return layer == name or (name == pattern and layer.endswith(f".{name}"))
+    return layer == name or (not pattern.startswith("^") and layer.endswith(f".{name}"))
 
 
-def settings_of(metadata: Mapping[str, str], encoder: str | None) -> dict[str, Any]:
-    """Return peft's settings in a header for a text encoder, or for the network; without its name before theirs."""
+def settings_of(metadata: Mapping[str, str], stem: str) -> dict[str, Any]:
+    """Return peft's settings in a header for the text encoder of a layer, or for the network; without its name before theirs."""
     parts = {key: (*key.rpartition("."), value) for key, value in stored_settings(metadata).items()}
-    is_own = encoder.__eq__ if encoder else lambda part: not text_encoders.is_part(part)
-    return {name: value for part, _, name, value in parts.values() if is_own(part)}
+    encoder = text_encoders.part_of(stem)
+    own = (encoder, stem.partition(".")[0])  # the latter of T5, in names of diffusers
+    return {
+        name: value
+        for part, _, name, value in parts.values()
+        if (part in own if encoder else not text_encoders.is_part(part))
+    }
 
 
 def stored_settings(metadata: Mapping[str, str]) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def homes(layers: Iterable[str], family: FamilyConfig | None) -> dict[str, list[
     has_texts = any(text_encoders.part_of(layer) is not None for layer in layers)
     for layer in layers:
         if text_encoders.part_of(layer) is not None:
-            for spelling in text_encoders.names_in_files(layer):
+            for spelling in (layer, *(text_encoders.in_kohya(layer, is_only=only) or layer for only in (False, True))):
                 names[spelling][(layer,)] = TargetLayer(layer, Place(layer))
             continue
         # Beside text encoders, layers have the name of the network's folder in front of theirs.

@@ -6,22 +6,41 @@ import re
 
 # kohya's names begin like the first, those of diffusers like the second, and those of ComfyUI alone like the third.
 _STEM = re.compile(
-    r"lora_te(?P<kohya>\d?)_(?P<folded>.+)|text_encoder(?P<diffusers>(_\d)?)\.(?P<layer>.+)|text_encoders\.(?P<comfyui>.+)"
+    r"lora_te(?P<kohya>\d?)_(?P<folded>.+)|text_encoder(?P<diffusers>(_\d)?)\.(?P<layer>.+)"
+    r"|text_encoders\.(?P<comfyui>\w+)\.(transformer\.)?(?P<own>.+)"
 )
 # Names of modules of CLIP that have an underscore; all others of its layers have none.
 _WORD = re.compile(r"text_model|text_projection|self_attn|[qkv]_proj|out_proj|[A-Za-z0-9]+")
 _CLIP = "text_model."
+# T5 is the second encoder of one pipeline of diffusers and the third of another, and the third of kohya's scripts in all.
+T5 = "t5xxl"
+_OF_T5 = re.compile(r"encoder[._]block[._]\d")
+_OF_COMFYUI = {"clip_l": "text_encoder", "clip_g": "text_encoder_2"}
+# What stands before the layers of CLIP in the single files of SD 1 and SDXL.
+_OF_SINGLE_FILES = ("cond_stage_model.transformer.", "conditioner.embedders.0.transformer.")
 
 
-def part_of(stem: str) -> str | None:
-    """Return the folder of a text encoder in diffusers' pipelines whose layer a name means; None for other layers."""
+def _split(stem: str) -> tuple[str, str] | None:
+    """Return the encoder of a layer, as `part_of` does, and the layer's name within it; None for other layers."""
     match = _STEM.fullmatch(stem)
     if match is None:
         return None
-    if match["comfyui"]:
-        return "text_encoders"
-    number = (match["kohya"] or "1") if match["folded"] else (match["diffusers"].lstrip("_") or "1")
-    return "text_encoder" if number == "1" else f"text_encoder_{number}"
+    name = match["folded"] or match["layer"] or match["own"]
+    if _OF_T5.match(name):
+        return T5, name
+    if word := match["comfyui"]:
+        return _OF_COMFYUI.get(word, word), name
+    number = match["kohya"] or (match["diffusers"] or "").lstrip("_") or "1"
+    return "text_encoder" if number == "1" else f"text_encoder_{number}", name
+
+
+def part_of(stem: str) -> str | None:
+    """Return the folder of a text encoder in diffusers' pipelines whose layer a name means; None for other layers.
+
+    The folder of T5 depends on the model: `T5` is returned for its layers, and ComfyUI's word for those that it alone names.
+    """
+    found = _split(stem)
+    return found and found[0]
 
 
 # Layers of CLIP that are trained, as kohya's scripts do.
@@ -33,45 +52,56 @@ def is_trained(layer: str) -> bool:
     return _TRAINED.fullmatch(layer) is not None
 
 
-def names_in_files(layer: str) -> tuple[str, ...]:
-    """Return diffusers' name of a trained layer, which ComfyUI knows too, and kohya's, in models of several and of one."""
-    kohya = in_kohya(layer)
-    assert kohya is not None, layer
-    return (layer, kohya, kohya.replace("lora_te1_", "lora_te_"))
-
-
 def is_part(part: str) -> bool:
     """Whether a folder in diffusers' pipelines is one of a text encoder."""
     return part.startswith("text_encoder")
 
 
-def in_kohya(stem: str) -> str | None:
-    """Return kohya's name of a text encoder's layer, which ComfyUI knows too; None for a name of ComfyUI alone."""
-    match = _STEM.fullmatch(stem)
-    assert match is not None, stem
-    if match["comfyui"]:
-        return None
-    if match["folded"]:
+def within(layer: str) -> str:
+    """Return the name of a layer within its text encoder, or in the network, as modules of all versions of transformers end.
+
+    transformers 5 has no first word of CLIP's names.
+    """
+    found = _split(layer)
+    return (found[1] if found else layer).removeprefix(_CLIP).removeprefix("text_model_")
+
+
+def folded(stem: str) -> str | None:
+    """Return one name for all spellings of a text encoder's layer; None for other layers."""
+    part = part_of(stem)
+    return part and f"{part}_{within(stem)}".replace(".", "_")
+
+
+def in_single_file(weight: str) -> str:
+    """Return the name of a weight in a single file, that of a text encoder as files of LoRAs name its layers."""
+    prefix = next((each for each in _OF_SINGLE_FILES if weight.startswith(each)), None)
+    return weight if prefix is None else f"text_encoder.{weight.removeprefix(prefix)}"
+
+
+def in_kohya(stem: str, *, is_only: bool | None = None) -> str | None:
+    """Return kohya's name of a text encoder's layer, which ComfyUI knows too; None for an encoder that kohya's scripts lack.
+
+    They give no number to the encoder of a model that has but one. If it is not known whether there is another, a name of
+    theirs stays as it is.
+    """
+    found = _split(stem)
+    assert found is not None, stem
+    part, name = found
+    if is_only is None and stem.startswith("lora_te"):
         return stem
-    number = match["diffusers"].lstrip("_") or "1"
-    return f"lora_te{number}_{match['layer'].replace('.', '_')}"
-
-
-def within(kohya: str) -> tuple[str, str]:
-    """Return the names within its text encoder of a layer by kohya's; transformers 5 saves CLIP without the first word."""
-    match = _STEM.fullmatch(kohya)
-    name = match["folded"] if match is not None and match["folded"] else kohya
-    return name, name.removeprefix("text_model_")
+    if part != T5 and not is_part(part):
+        return None
+    number = "3" if part == T5 else part.removeprefix("text_encoder").lstrip("_") or ("" if is_only else "1")
+    return f"lora_te{number}_{name.replace('.', '_')}"
 
 
 def in_diffusers(stem: str) -> str | None:
     """Return diffusers' name of a layer of CLIP; None for other text encoders, whose LoRAs its pipelines do not read."""
-    match, part = _STEM.fullmatch(stem), part_of(stem)
-    assert match is not None, stem
-    if match["comfyui"]:
-        return None
-    layer = match["layer"] or ".".join(_WORD.findall(match["folded"]))
-    return f"{part}.{layer}" if layer.startswith(_CLIP) else None
+    found = _split(stem)
+    assert found is not None, stem
+    part, name = found
+    layer = ".".join(_WORD.findall(name)) if stem.startswith("lora_te") else name
+    return f"{part}.{layer}" if is_part(part) and layer.startswith(_CLIP) else None
 
 
 def is_named_by_diffusers(stem: str) -> bool:
