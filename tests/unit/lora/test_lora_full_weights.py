@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import peft
 import places
 import pytest
 import torch
@@ -16,10 +17,10 @@ from lora_files import header_of, loha, lora, random, updates_of
 from refused import refused
 from safetensors.torch import load_file, save_file
 from test_lora_rewriting import exported
-from torch import Tensor
+from torch import Tensor, nn
 
-from reelworks.annexes.lora import apply, extract, merge
-from reelworks.annexes.lora.request import ApplyLorasRequest, ExtractLoraRequest, MergeLorasRequest
+from reelworks.annexes.lora import apply, convert, extract, merge
+from reelworks.annexes.lora.request import ApplyLorasRequest, ConvertLoraRequest, ExtractLoraRequest, MergeLorasRequest
 from reelworks.core import storage
 from reelworks.data.checkpoint import save as commit
 from reelworks.data.checkpoint.folder import CheckpointFolder
@@ -273,6 +274,45 @@ def test_convolutions_and_odd_names_are_applied(tmp_path: Path) -> None:
     apply.apply(ApplyLorasRequest(base=tmp_path / "base.safetensors", files=[f"{file}=0.5"], output=tmp_path / "out"))
     found = load_file(tmp_path / "out" / "base.safetensors")["in.conv.weight"]
     torch.testing.assert_close(found, base + 0.5 * (B.flatten(1) @ A.flatten(1)).reshape(base.shape))
+
+
+def test_a_dora_of_convolutions_has_the_rows_that_peft_merges(tmp_path: Path) -> None:
+    """Whose magnitudes it stores as `[1, out, 1, 1]`, here of a square kernel; a converted file keeps these shapes."""
+    torch.manual_seed(0)
+    names = ("down_blocks.0.resnets.0.conv1", "down_blocks.0.resnets.0.time_emb_proj")
+    module = nn.Module()
+    nest(module, names[0], nn.Conv2d(4, 4, 3))
+    nest(module, names[1], nn.Linear(4, 4))
+    base = {name: value.clone() for name, value in module.state_dict().items()}
+    save_file(base, tmp_path / "base.safetensors")
+    settings = peft.LoraConfig(r=2, lora_alpha=2, use_dora=True, target_modules=[*names])
+    adapted = peft.get_peft_model(module, settings)
+    for name, value in adapted.named_parameters():
+        if "lora_" in name:
+            value.data.add_(torch.rand(value.shape), alpha=0.3)
+    state = peft.get_peft_model_state_dict(adapted)
+    tensors = {key.replace("base_model.model", "unet"): value.clone() for key, value in state.items()}
+    told = {f"unet.{key}": getattr(settings, key) for key in ("r", "lora_alpha", "use_dora")}
+    file, again, out = tmp_path / "a.safetensors", tmp_path / "b.safetensors", tmp_path / "out"
+    save_file(tensors, file, {METADATA: json.dumps(told)})
+    apply.apply(ApplyLorasRequest(base=tmp_path / "base.safetensors", files=[str(file)], output=out))
+    merged = adapted.merge_and_unload().state_dict()
+    found = load_file(out / "base.safetensors")
+    assert not any(torch.equal(found[f"{name}.weight"], base[f"{name}.weight"]) for name in names)
+    for name in base:
+        torch.testing.assert_close(found[name], merged[name])
+    convert.convert(ConvertLoraRequest(file=file, output=again, to="diffusers", model="sdxl-tiny"))
+    assert all(torch.equal(value, tensors[key]) for key, value in load_file(again).items())
+
+
+def nest(module: nn.Module, name: str, child: nn.Module) -> None:
+    """Add a module under a name with points."""
+    *path, last = name.split(".")
+    for part in path:
+        if not hasattr(module, part):
+            module.add_module(part, nn.Module())
+        module = module.get_submodule(part)
+    module.add_module(last, child)
 
 
 # Extract

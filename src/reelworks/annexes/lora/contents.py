@@ -94,7 +94,7 @@ class Contents:
     def _add(self, stem: str, keys: dict[str, str], facts: Mapping[str, TensorFacts]) -> None:
         """Add the tensors of a layer as its update, or as others."""
         kind, lengths = key_mapping.type_of(keys), keys.get("magnitude_vector")
-        is_by_columns = lengths is not None and release_layers.is_by_columns(facts[lengths].shape)
+        is_by_columns = lengths is not None and release_layers.is_by_columns(lengths, facts[lengths].shape)
         if kind is not None and not is_by_columns:
             try:
                 self.layers.append(_layer(stem, kind, keys, facts))

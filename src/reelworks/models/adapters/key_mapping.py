@@ -71,6 +71,8 @@ def without_others(tensors: Mapping[str, Tensor], *, with_texts: bool = False) -
     for key, (stem, name) in found.items():
         layers[stem][name] = tensors[key]
     whole = {stem: kind for stem, kinds in layers.items() if (kind := type_of(kinds)) is not None}
+    if any(release_layers.is_by_columns(key, tensors[key].shape) for key, (stem, _) in found.items() if stem in whole):
+        raise release_layers.refusal_of_columns()
     for stem, kind in whole.items():
         require_update(stem, kind, {name: value for name, value in layers[stem].items() if name != "alpha"})
     require_numbers({key: tensors[key] for key, (stem, name) in found.items() if stem in whole and name != "alpha"})
@@ -90,8 +92,6 @@ def without_others(tensors: Mapping[str, Tensor], *, with_texts: bool = False) -
 def require_update(stem: str, kind: AdapterType, stored: Mapping[str, Tensor | TensorFacts]) -> dict[str, Tensor]:
     """Return the tensors of a stored update, but its alpha, on `meta` with two axes each; refuses those of a damaged one."""
     shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
-    if release_layers.is_by_columns(shapes.get("magnitude_vector", ())):
-        raise release_layers.refusal_of_columns()
     try:
         with torch.device("meta"):
             flat = kind.flat({name: torch.empty(shape) for name, shape in shapes.items()})

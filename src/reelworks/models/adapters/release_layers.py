@@ -116,10 +116,7 @@ def trained(stacked: Tensor, targets: list[TargetLayer]) -> list[TargetLayer]:
 
 def split_layer(kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int) -> Layers:
     """Split one stored layer into the target layers. Empty if some rows belong to layers without an adapter, or to no part."""
-    lengths, place = kinds.get("magnitude_vector"), targets[0].place
-    # Of a square weight, magnitudes of columns are as many as those of rows.
-    if lengths is not None and is_by_columns(lengths.shape):
-        raise refusal_of_columns()
+    place = targets[0].place
     values = {k: v.flatten() if k == "magnitude_vector" else v for k, v in kinds.items()}
     if place.heights == (1,):
         if place.swapped:
@@ -143,9 +140,12 @@ def split_layer(kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int)
     return result
 
 
-def is_by_columns(shape: Sequence[int]) -> bool:
-    """Whether the magnitudes of a DoRA are those of a weight's columns, by their shape."""
-    return len(shape) > 1 and shape[0] == 1 < shape[1]
+def is_by_columns(name: str, shape: Sequence[int]) -> bool:
+    """Whether a tensor has the magnitudes of a DoRA's columns, by its name and shape.
+
+    Those of peft's name are of rows, `[out]`, and `[1, out, 1, 1]` of a convolution; of a square weight both are as many.
+    """
+    return name.endswith("dora_scale") and len(shape) > 1 and shape[0] == 1 < shape[1]
 
 
 def refusal_of_columns() -> UserError:

@@ -125,19 +125,21 @@ class LoRA(AdapterType):
             yield {"rank": rank, "dora": "magnitude_vector" in shapes}
 
     def flat(self, kinds: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return stored tensors with two axes each; the three factors of a convolution become two, exactly."""
+        """Return stored matrices with two axes each, and magnitudes with one; the three factors of a convolution become two."""
         import torch
 
         if _MID in kinds:
             A = torch.einsum("om...,mi->oi...", kinds[_MID], kinds["A"].flatten(1))
             kinds = {kind: value for kind, value in kinds.items() if kind != _MID} | {"A": A}
-        return super().flat(kinds)
+        return {kind: v.flatten() if kind == "magnitude_vector" else v for kind, v in super().flat(kinds).items()}
 
     def with_kernel(self, kinds: Mapping[str, Tensor], kernel: Sequence[int]) -> dict[str, Tensor]:
-        """Return the matrices of a convolution as files have them: A with its kernel, B with one of a single point."""
-        A, B = kinds["A"], kinds["B"]
-        shaped = {"A": A.reshape(len(A), -1, *kernel), "B": B.reshape(*B.shape, *[1] * len(kernel))}
-        return {**kinds, **shaped} if kernel else dict(kinds)
+        """Return the tensors of a convolution as peft has them: A with its kernel, the others with one of a single point."""
+        if not kernel:
+            return dict(kinds)
+        A, point = kinds["A"], [1] * len(kernel)
+        shaped = {kind: value.reshape(-1, value.shape[-1], *point) for kind, value in kinds.items() if kind != "A"}
+        return shaped | {"A": A.reshape(len(A), -1, *kernel)}
 
     def depends_on_weight(self, kinds: Collection[str]) -> bool:
         """Whether it is a DoRA, whose rows have given lengths."""
@@ -147,7 +149,7 @@ class LoRA(AdapterType):
         """Return the shape of the update, `[out, in]`."""
         shape = (kinds["B"] @ kinds["A"]).shape
         if self.depends_on_weight(kinds) and kinds["magnitude_vector"].numel() != shape[0]:
-            raise RuntimeError("its lengths are those of columns, and those of rows are read")
+            raise RuntimeError("it has not as many lengths as rows")
         return shape
 
     def delta(self, kinds: Mapping[str, Tensor], rows: slice = slice(None)) -> Tensor:
