@@ -83,7 +83,7 @@ def require_merged(tmp_path: Path, name: str, kind: str, format: str, released: 
     assert found.keys() == wanted.keys()
     for key, value in wanted.items():
         torch.testing.assert_close(found[key], value, msg=lambda text, key=key: f"{key}: {text}")
-    assert result.relative_error == 0
+    assert result.relative_error == pytest.approx(0, abs=1e-6)  # in float32
     base_weights = weight_files.read(str(base))
     for layer in result.layers:
         assert layer.norm == pytest.approx(float((wanted[layer.layer] - base_weights[layer.layer]).norm()), rel=1e-3)
@@ -160,6 +160,32 @@ def test_strengths_and_several_files_add_up_in_shards_of_the_base_s_dtype(tmp_pa
     assert index["weight_map"].keys() == found.keys()
     assert len({*index["weight_map"].values()}) > 1
     assert {path.name for path in tmp_path.iterdir()} == {"a.safetensors", "b.safetensors", "base.safetensors", "out"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+@pytest.mark.parametrize("kind", ["lora", "loha", "diff"])
+def test_the_error_is_that_of_the_written_numbers(tmp_path: Path, dtype: torch.dtype, kind: str) -> None:
+    """Of an update that is a small part of the weights, by float64, in which a base of float64 keeps it."""
+    file = tmp_path / "a.safetensors"
+    updates = (loha if kind == "loha" else lora)(file)
+    if kind == "diff":
+        updates = {layer: value.float() for layer, value in updates.items()}
+        more = {f"diffusion_model.{layer}.diff": value for layer, value in updates.items()}
+        save_file(more | {f"diffusion_model.x.lora_{side}.weight": torch.ones(1, 1) for side in "AB"}, file)
+        updates |= {"x": torch.ones(1, 1)}
+    base = {layer: random(*value.shape, seed=7).double().to(dtype) / 3 for layer, value in updates.items()}
+    save_file({f"{layer}.weight": value for layer, value in base.items()}, tmp_path / "base.safetensors")
+    told = apply.apply(
+        ApplyLorasRequest(base=tmp_path / "base.safetensors", files=[f"{file}=1e-4"], output=tmp_path / "out")
+    )
+    found = load_file(tmp_path / "out" / "base.safetensors")
+    errors = {
+        layer: float((found[f"{layer}.weight"].double() - base[layer] - 1e-4 * v).norm())
+        for layer, v in updates.items()
+    }
+    true = math.hypot(*errors.values()) / math.hypot(*(1e-4 * float(value.norm()) for value in updates.values()))
+    assert told.relative_error == pytest.approx(true, rel=1e-2, abs=1e-7)
+    assert true < 1e-6 if dtype == torch.float64 else true > 2e-5
 
 
 def test_a_result_is_replaced_as_a_whole_if_asked_for_and_nothing_else_is(

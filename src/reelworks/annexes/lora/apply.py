@@ -31,7 +31,7 @@ from reelworks.models.export import export, safetensors_file
 from reelworks.models.storage import weights as weight_files
 from reelworks.models.storage.tensor_files import TensorFacts, TensorFiles
 
-_BLOCK = 1 << 22  # numbers of a weight that are widened at once: 16 MB
+_BLOCK = 1 << 22  # numbers of a weight that are widened at once: 32 MB
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _CONFIG = "config.json"
 _NETWORK = "the network"
@@ -362,12 +362,19 @@ def _replace(target: Path, temporary: Path) -> None:
 
 
 def _value(base: FullWeights, name: str, edits: Sequence[_Edit | _Difference], layers: list[LayerResult]) -> Tensor:
-    """Return a weight with its updates, and note how far rounding takes it from them."""
+    """Return a weight with its updates, and note how far rounding takes it from them.
+
+    Sums are in float64: rounding to float32 and to float64, in which bases may be, is to be seen or not to be.
+    """
     weight = base.read(name)
     if not edits:
         return weight
     matrix = weight.view(len(weight), -1)
-    updates = [(edit, edit.file.read(edit.layer)) for edit in edits if isinstance(edit, _Edit)]
+    updates = [
+        (edit, {kind: value.double() for kind, value in edit.file.read(edit.layer).items()})
+        for edit in edits
+        if isinstance(edit, _Edit)
+    ]
     differences = [
         (each.strength, each.file.read_other(each.key).view(len(weight), -1))
         for each in edits
@@ -376,15 +383,15 @@ def _value(base: FullWeights, name: str, edits: Sequence[_Edit | _Difference], l
     norm = error = 0.0
     step = max(_BLOCK // matrix.shape[1], 1)
     for begin in range(0, len(matrix), step):
-        stored = matrix[begin : begin + step].float()
+        stored = matrix[begin : begin + step].double()
         exact = stored.clone()
         for edit, kinds in updates:
             _add(exact, begin, edit, kinds)
         for strength, difference in differences:
-            exact += strength * difference[begin : begin + step].float()
+            exact += strength * difference[begin : begin + step].double()
         rounded = export.cast(name, exact, weight.dtype)
         norm = math.hypot(norm, float((exact - stored).norm()))
-        error = math.hypot(error, float((rounded.float() - exact).norm()))
+        error = math.hypot(error, float((rounded.double() - exact).norm()))
         matrix[begin : begin + step] = rounded
     types = "+".join(sorted({edit.layer.type.name if isinstance(edit, _Edit) else "diff" for edit in edits}))
     layers.append(LayerResult(name, types, None, norm, ratio(error, norm)))

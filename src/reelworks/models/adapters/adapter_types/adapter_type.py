@@ -196,7 +196,7 @@ class AdapterType(ABC):
         return float((self.delta(kinds) - self.delta(other)).norm())
 
     def applied(self, weight: Tensor, kinds: Mapping[str, Tensor], strength: float, rows: slice) -> Tensor:
-        """Return rows of a weight, `[out, in]` in float32, with the same rows of an update."""
+        """Return rows of a weight, `[out, in]`, with the same rows of an update of the same dtype."""
         return weight + strength * self.delta(kinds, rows)
 
     def depends_on_weight(self, kinds: Collection[str]) -> bool:
