@@ -163,6 +163,12 @@ def text_encoders_of(preset: str) -> PublishedText | None:
     return TEXT_ENCODERS.get(PRESETS[preset].parts.text) if preset in PRESETS else None
 
 
+def has_one_text_encoder(preset: str) -> bool:
+    """Whether a preset was published with one text encoder, to which kohya's scripts give no number."""
+    texts = text_encoders_of(preset)
+    return texts is not None and len(texts.networks) == 1
+
+
 def release_of(preset: str) -> Release:
     """Return how a preset was published, or a stand-in with small shapes if it was not."""
     return PRESETS[preset].release or replace(_TINY, objective=PRESETS[preset].config.conditioning.objectives[0])

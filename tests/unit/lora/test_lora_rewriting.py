@@ -17,8 +17,13 @@ from refused import refused
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from reelworks.annexes.lora import convert, merge, resize
-from reelworks.annexes.lora.request import ConvertLoraRequest, MergeLorasRequest, ResizeLoraRequest
+from reelworks.annexes.lora import convert, info, merge, resize
+from reelworks.annexes.lora.request import (
+    ConvertLoraRequest,
+    LoraInfoRequest,
+    MergeLorasRequest,
+    ResizeLoraRequest,
+)
 from reelworks.annexes.lora.results import LoraResult
 from reelworks.models.adapters import inject
 from reelworks.models.adapters.config import LoraConfig
@@ -212,6 +217,24 @@ def test_scales_in_the_settings_of_peft_count(
         told.get("transformer.use_rslora"),
         told.get("transformer.alpha_pattern"),
     ) == (4, None, None)
+
+
+def test_peft_s_file_without_its_settings_is_told_to_have_no_scale(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as a renamed one; it holds no alpha, and other programs' files without one have the scale 1."""
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 8}), encoding="utf-8")
+    told = []
+    for name, prefix in (("adapter_model", "base_model.model."), ("b", "transformer."), ("c", "base_model.model.")):
+        source = tmp_path / f"{name}.safetensors"
+        lora(source, prefix=prefix)
+        caplog.clear()
+        resize.resize(ResizeLoraRequest(file=source, output=tmp_path / "out.safetensors", rank=1, overwrite=True))
+        told.append(
+            [record.getMessage() for record in caplog.records if "alpha / rank is taken as 1" in record.getMessage()]
+        )
+    assert [len(warnings) for warnings in told] == [0, 0, 1]
+    assert told[2][0].startswith("c.safetensors has peft's names and no scale, which is in its adapter_config.json")
 
 
 def test_a_joined_layer_holds_the_widest_of_its_parts(tmp_path: Path) -> None:
@@ -423,6 +446,27 @@ def test_convolutions_of_sdxl_are_converted(tmp_path: Path) -> None:
     after = load_file(back)
     assert after.keys() == tensors.keys()
     assert all(torch.equal(after[key], value) for key, value in tensors.items())
+
+
+def test_a_lora_made_of_a_loha_gets_the_kernels_of_its_network(tmp_path: Path) -> None:
+    """LyCORIS stores factors without them, which programs that build the layers cannot load, and ComfyUI can."""
+    source, flat, there = (tmp_path / f"{name}.safetensors" for name in "abc")
+    layer = "down_blocks.0.resnets.0.conv1"
+    sides = {"w1_a": (5, 2), "w1_b": (2, 36), "w2_a": (5, 2), "w2_b": (2, 36)}
+    parts = {f"hada_{part}": random(*shape, seed=number) for number, (part, shape) in enumerate(sides.items())}
+    save_file({f"unet.{layer}.{part}": value for part, value in parts.items()}, source)
+    resize.resize(ResizeLoraRequest(file=source, output=flat, keep=1))
+
+    def read_by(path: Path) -> set[str]:
+        return {*info.info(LoraInfoRequest(file=path, model="sdxl-tiny")).readers}
+
+    assert read_by(flat) == {"Forge", "Forge Neo", "ComfyUI"}
+    convert.convert(ConvertLoraRequest(file=flat, output=there, to="diffusers", model="sdxl-tiny"))
+    assert {"diffusers", "peft (inject_adapter_in_model)", "ComfyUI"} <= read_by(there)
+    tensors = load_file(there)
+    assert tensors[f"unet.{layer}.lora_A.weight"].shape[1:] == (4, 3, 3)
+    w1, w2 = (parts[f"hada_w{i}_a"].double() @ parts[f"hada_w{i}_b"].double() for i in (1, 2))
+    torch.testing.assert_close(updates_of(there)[f"unet.{layer}"], w1 * w2, rtol=1e-4, atol=1e-5)
 
 
 def test_layers_of_several_ranks_have_their_scales_in_diffusers_too(tmp_path: Path) -> None:

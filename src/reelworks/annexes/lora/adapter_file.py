@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
@@ -59,10 +59,7 @@ class AdapterFile:
     @cached_property
     def dtypes(self) -> dict[str, int]:
         """Numbers of tensors by data type."""
-        counts: dict[str, int] = defaultdict(int)
-        for tensor in self.facts.values():
-            counts[str(tensor.dtype).removeprefix("torch.")] += 1
-        return dict(counts)
+        return dict(Counter(str(tensor.dtype).removeprefix("torch.") for tensor in self.facts.values()))
 
     @property
     def others(self) -> list[str]:
@@ -94,7 +91,7 @@ class AdapterFile:
 
     def telling(self) -> AbstractContextManager[None]:
         """Let errors in the block that name no field name this file."""
-        return telling(self.field, self.source)
+        return weights.telling(self.field, self.source)
 
     def read(self, layer: StoredLayer) -> dict[str, Tensor]:
         """Return the tensors of a layer by kind, in float32, of two axes each and with the scale among their numbers."""
@@ -120,7 +117,7 @@ def open_adapter(source: str, field: str) -> Iterator[AdapterFile]:
         UserError: It is damaged, or holds no update of a layer.
     """
     path = weights.require_file(source, field)
-    with telling(field, source), TensorFiles([path]) as tensors:
+    with weights.telling(field, source), TensorFiles([path]) as tensors:
         file = AdapterFile(field, source, tensors, files.header(str(path)))
         file.contents.require_updates(tensors.facts)
         yield file
@@ -130,23 +127,10 @@ def open_adapter(source: str, field: str) -> Iterator[AdapterFile]:
 def look_into(source: str, field: str) -> Iterator[AdapterFile]:
     """Open a file of any tensors, whose problems are in its contents."""
     path = weights.require_file(source, field)
-    with telling(field, source), TensorFiles([path]) as tensors:
-        header, problems = tensors.metadata, []
+    with weights.telling(field, source), TensorFiles([path]) as tensors:
+        file = AdapterFile(field, source, tensors, tensors.metadata)
         try:
-            header = files.header(str(path))
+            file.header = files.header(str(path))
         except UserError as error:
-            problems.append(error)
-        file = AdapterFile(field, source, tensors, header)
-        file.contents.problems += problems
+            file.contents.problems.append(error)
         yield file
-
-
-@contextmanager
-def telling(field: str, value: str) -> Iterator[None]:
-    """Let errors that name no field name this one."""
-    try:
-        yield
-    except UserError as error:
-        if error.field is not None:
-            raise
-        raise UserError(error.problem, code=error.code, field=field, value=value, remedy=error.remedy) from error

@@ -91,28 +91,22 @@ def apply(request: ApplyLorasRequest) -> LoraResult:
 
 
 def _require_folder(request: ApplyLorasRequest) -> None:
-    target = request.output
-    if target.suffix == ".safetensors" or (target.exists() and not target.is_dir()) or target.resolve() == Path.cwd():
-        raise UserError(
-            "weights are written to a folder, as shards with an index, which a new one replaces",
-            code="output-file-invalid",
-            field="output",
-            value=str(target),
-            remedy="name a folder other than the current one",
-        )
+    target, base, problem = request.output, request.base.resolve(), ""
     with files.writing("output", target):
-        there = [*target.iterdir()] if target.exists() else []
-    others = {path.name for path in there} - _names_of_a_result(there)
-    base = request.base.resolve()
-    if others or (there and target.resolve() in (base, *base.parents)):
+        there = [*target.iterdir()] if target.is_dir() else []
+    if target.suffix == ".safetensors" or (target.exists() and not target.is_dir()) or target.resolve() == Path.cwd():
+        problem = "weights are written to a folder, as shards with an index, which a new one replaces"
+    elif others := {path.name for path in there} - _names_of_a_result(there):
+        problem = f"it holds other files than those of a result: {first_few(sorted(others))}"
+    elif there and target.resolve() in (base, *base.parents):
+        problem = "it holds the base"
+    if problem:
         raise UserError(
-            f"it holds other files than those of a result: {first_few(sorted(others))}"
-            if others
-            else "it holds the base",
+            problem,
             code="output-file-invalid",
             field="output",
             value=str(target),
-            remedy="name another folder",
+            remedy="name another folder, and not the current one",
         )
     if there and not request.overwrite:
         raise output.exists_already(target)
@@ -143,7 +137,7 @@ def _edits(
     Raises:
         UserError: A layer has no weight, a weight has several updates without a sum, or there is nothing to add.
     """
-    part = request.part if text_encoders.is_part(request.part or "") else ""
+    part = request.part if request.part and text_encoders.is_part(request.part) else ""
     encoder = _encoder_in(base.facts, part) if part else None
     matrices = {
         full: _folded(name.removesuffix(".weight"), part)
@@ -181,12 +175,10 @@ def _edits(
             remedy="give the --part that has its layers, or name another file",
         )
     for name, each in edits.items():
-        rotated = [
-            edit for edit in each if isinstance(edit, _Edit) and edit.layer.type.depends_on_weight(edit.layer.keys)
-        ]
-        if rotated and (
-            len({id(edit.file) for edit in each}) > 1 or any(isinstance(edit, _Difference) for edit in each)
-        ):
+        is_rotated = any(
+            isinstance(edit, _Edit) and edit.layer.type.depends_on_weight(edit.layer.keys) for edit in each
+        )
+        if is_rotated and len({(id(edit.file), type(edit)) for edit in each}) > 1:
             raise UserError(
                 f"the result for {name} would depend on the order of the files, since a DoRA or OFT is among them",
                 code="adapter-without-sum",

@@ -31,13 +31,16 @@ class BaseNetwork:
 
     @property
     def has_one_text_encoder(self) -> bool:
-        """Whether its model has one text encoder, to which kohya's scripts give no number."""
-        texts = registry.text_encoders_of(self.names[0])
-        return texts is not None and len(texts.networks) == 1
+        """Whether its model has one text encoder."""
+        return registry.has_one_text_encoder(self.names[0])
 
     def place_of(self, layer: str) -> Place:
         """Return the place of one of its layers in the release."""
         return release_layers.place(self.config, layer)
+
+    def kernel_of(self, layer: str) -> tuple[int, ...]:
+        """Return the sides of the kernel of one of its layers; none of a linear one."""
+        return tuple(self.layers[layer].get_parameter("weight").shape[2:])
 
     def targets_of(self, name: str) -> list[TargetLayer]:
         """Return the layers that a layer's name in a file means, in the order of their rows; none for an unknown one."""

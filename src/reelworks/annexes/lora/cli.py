@@ -152,7 +152,7 @@ def _print(value: object, layers: bool, json: bool, result: LoraResult | None = 
     )
     worst = sorted(told.layers, key=lambda layer: -(layer.relative_error or 0.0))[:_WORST]
     for layer in worst if not layers else ():
-        if layer.relative_error:
+        if round(layer.relative_error or 0.0, 5):  # as it is printed
             show.line(f"  {layer.layer}: {_share(layer.relative_error)}")
     for path in told.files:
         show.line(str(path))

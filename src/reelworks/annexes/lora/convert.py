@@ -158,7 +158,10 @@ class _Conversion:
         return rounded
 
     def _write(self, layer: StoredLayer, stem: str, kinds: Mapping[str, Tensor]) -> None:
-        kind, shaped = layer.type, layer.type.with_kernel(kinds, layer.kernel)
+        # Files of other types have kernels among the inputs, and so has a LoRA that was made of one.
+        targets = [] if layer.text_encoder else self._network.targets_of(layer.name)
+        kernel = self._network.kernel_of(targets[0].layer) if targets else layer.kernel
+        kind, shaped = layer.type, layer.type.with_kernel(kinds, kernel)
         named = kind.named(stem, shaped, self._convention, layer.rank)
         about = WrittenLayer(kind, kind.rank_of(kinds), kind.depends_on_weight(kinds))
         self._new.add_layer(stem, named, about, self._new.dtype_of(layer.dtype))
@@ -184,6 +187,6 @@ class _Conversion:
                 code="adapter-not-writable",
                 field="to",
                 value=self._convention.name,
-                remedy="write another convention, or make a LoRA of it with `reelworks lora resize`",
+                remedy="write another convention, or convert the LoRA that `reelworks lora resize` makes of it",
             )
         return files.settings_field({self._network.part: kind.peft_settings(found.adapter, layers)})

@@ -9,7 +9,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from reelworks.annexes.lora.adapter_file import telling
 from reelworks.core.errors import UserError, first_few
 from reelworks.data.checkpoint import load, locate, names, read_lock, state_file, verify
 from reelworks.data.checkpoint.folder import CheckpointFolder
@@ -65,7 +64,7 @@ def open_weights(source: Path, field: str, part: str | None) -> Iterator[FullWei
     Raises:
         UserError: It is damaged, stores weights in codes, or is none of these; names the field.
     """
-    with telling(field, str(source)):
+    with weights.telling(field, str(source)):
         if RunFolder(source).exists or (names.parse_step(source.name) is not None and not source.is_file()):
             run, step = locate.locate(source)
             path = CheckpointFolder(run.checkpoints_folder).path(step)

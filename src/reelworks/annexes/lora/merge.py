@@ -89,10 +89,9 @@ def _opened(request: MergeLorasRequest, stack: ExitStack, notes: list[str]) -> l
 
 def _names_alike(first: AdapterFile, other: AdapterFile) -> bool:
     """Whether two files surely spell layers alike: in one convention, or where one file has the layers of the other."""
-    if first.convention is other.convention is not None:
+    # Names of text encoders say what they are.
+    if first.convention is other.convention is not None or (first.convention is None and not other.has_network):
         return True
-    if not other.has_network and first.convention is None:
-        return True  # names of text encoders say what they are
     names, others = ({layer.folded for layer in file.layers} for file in (first, other))
     return names <= others or others <= names
 

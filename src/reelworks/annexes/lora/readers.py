@@ -120,10 +120,13 @@ class _Layer:
         return self.own[0] if len(self.own) == 1 else ""
 
     @property
-    def has_names_of_diffusers(self) -> bool:
-        """Whether kohya's scripts have the network with diffusers' names of its layers."""
-        is_own = self.network is not None and self.network.config.network.lora.kohya == "diffusers"
-        return is_own or self.network_class in _OF_DIFFUSERS
+    def is_flat(self) -> bool:
+        """Whether it is a LoRA of a convolution without its kernel, which programs that build the layer cannot load."""
+        return (
+            self.stored.type is LORA
+            and self.network is not None
+            and any(self.network.kernel_of(own) != self.stored.kernel for own in self.own)
+        )
 
     def is_one_of(self, names: re.Pattern[str]) -> bool:
         """Whether a pattern means a layer of diffusers that it is."""
@@ -187,11 +190,13 @@ def _by_module(known: Mapping[str, re.Pattern[str]], *types: str) -> Callable[[_
     """Return whether a network of kohya's scripts takes a layer, which has the name of a module of theirs."""
 
     def takes(layer: _Layer) -> bool:
-        if not layer.has(*types, ends="lora_down.weight") or layer.is_scaled_by_header:
+        if not layer.has(*types, ends="lora_down.weight") or layer.is_scaled_by_header or layer.is_flat:
             return False
         if layer.stored.text_encoder is not None:
             return known is _SD_SCRIPTS and layer.network_class in _WITH_TEXTS and _is_text_of_sd_scripts(layer)
-        name = layer.part if layer.has_names_of_diffusers else layer.released
+        names = "" if layer.network is None else layer.network.config.network.lora.kohya
+        is_of_diffusers = names == "diffusers" or layer.network_class in _OF_DIFFUSERS
+        name = layer.part if is_of_diffusers else layer.released
         return (
             layer.network_class in known
             and known[layer.network_class].fullmatch(name) is not None
@@ -210,14 +215,19 @@ def _is_text_of_sd_scripts(layer: _Layer) -> bool:
 def _by_lycoris(layer: _Layer) -> bool:
     """Whether LyCORIS takes a layer of diffusers' network: with its own names, and DoRAs of rows as well."""
     is_known = layer.stored.type.name in _ADDED and all("lora_A" not in key for key in layer.stored.keys.values())
-    return is_known and not layer.is_scaled_by_header and layer.is_named("lycoris_", layer.part)
+    return is_known and not layer.is_flat and not layer.is_scaled_by_header and layer.is_named("lycoris_", layer.part)
 
 
 def _has_names_of_peft(layer: _Layer, prefix: str) -> bool:
     """Whether the tensors of a layer of diffusers have peft's names behind a prefix."""
     ends = {*layer.stored.type.tensors.values(), "lora_magnitude_vector.weight"}
     is_own = all(key.removeprefix(f"{layer.stored.stem}.") in ends for key in layer.stored.keys.values())
-    return is_own and layer.is_named(prefix, layer.part)
+    return is_own and layer.is_named(prefix, layer.part) and not layer.is_flat
+
+
+def _has_names_of_part(layer: _Layer) -> bool:
+    """Whether they are so behind the part of the network in its pipeline."""
+    return layer.network is not None and _has_names_of_peft(layer, f"{layer.network.part}.")
 
 
 def _by_peft(layer: _Layer) -> bool:
@@ -227,14 +237,13 @@ def _by_peft(layer: _Layer) -> bool:
 
 def _by_injection(layer: _Layer) -> bool:
     """Whether peft takes a layer of a file for diffusers, without the part of the pipeline before its name."""
-    return layer.network is not None and layer.file.has_settings and _has_names_of_peft(layer, f"{layer.network.part}.")
+    return layer.file.has_settings and _has_names_of_part(layer)
 
 
 def _by_adapter(layer: _Layer) -> bool:
     """Whether diffusers takes a layer with `load_lora_adapter` of the network, by its names and the part before them."""
-    if layer.network is None or _pipeline_of(layer.network) is None:
-        return False
-    return layer.stored.type.name in ("lora", "lokr") and _has_names_of_peft(layer, f"{layer.network.part}.")
+    is_known = layer.network is not None and _pipeline_of(layer.network) is not None
+    return is_known and layer.stored.type.name in ("lora", "lokr") and _has_names_of_part(layer)
 
 
 _PROGRAMS: Mapping[str, Callable[[_Layer], bool]] = {
@@ -256,7 +265,7 @@ _PROGRAMS: Mapping[str, Callable[[_Layer], bool]] = {
 
 def _has_all(layer: _Layer, taken: set[str]) -> bool:
     """Whether all parts of a LoRA are among the layers and kinds that diffusers takes."""
-    if layer.stored.type is not LORA:
+    if layer.stored.type is not LORA or layer.is_flat:
         return False
     if layer.stored.text_encoder is not None:
         name = text_encoders.in_diffusers(layer.stored.stem)

@@ -73,10 +73,9 @@ def to_file(
     texts = {layer: kinds for layer, kinds in layers.items() if text_encoders.part_of(layer) is not None}
     if texts:
         layers = {layer.removeprefix(f"{part}."): kinds for layer, kinds in layers.items() if layer not in texts}
-    encoders = registry.text_encoders_of(model)
     of_texts: dict[str, Tensor] = {}
     for layer, kinds in texts.items():
-        stem = convention.text_stem(layer, is_only=encoders is not None and len(encoders.networks) == 1)
+        stem = convention.text_stem(layer, is_only=registry.has_one_text_encoder(model))
         of_texts |= kind.named(stem or layer, kinds, convention, adapter.rank)
     if not convention.is_peft:
         family = registry.PRESETS[model].config if model in registry.PRESETS else None
@@ -142,14 +141,10 @@ def read(
 
     Tensors in `own` that are outside the LoRA are ignored; errors name the source by `field`.
     """
-    try:
+    with weights.telling(field, source):
         metadata = header(source)
         tensors = updates_in(weights.read(source, field=field), source, field, with_texts=config.text_encoders)
         return fit.fit_to_network(tensors, metadata, own, config, family)
-    except UserError as error:
-        field = error.field or field
-        value = source if error.value is None else error.value
-        raise UserError(error.problem, code=error.code, field=field, value=value, remedy=error.remedy) from error
 
 
 def updates_in(
@@ -168,17 +163,20 @@ def updates_in(
 
 
 def header(source: str) -> dict[str, str]:
-    """Return the metadata of a file's header, with the settings from peft's own file if peft wrote it."""
+    """Return the metadata of a file's header, with the settings from peft's own file if peft wrote it; warns if that is missing."""
     path = Path(source).expanduser()
     if path.suffix != ".safetensors" or not path.is_file():
         remedy = "check the path; name the file, not its folder"
         raise UserError("not a .safetensors file, or missing", code="lora-unreadable", remedy=remedy)
     try:
         with safe_open(path, "pt") as file:
-            metadata: dict[str, str] = file.metadata() or {}
+            metadata, names = dict[str, str](file.metadata() or {}), " ".join(file.keys())
         settings_file = path.with_name(_PEFT[1])
         if path.name == _PEFT[0] and METADATA not in metadata and settings_file.is_file():
             metadata = metadata | {METADATA: user_files.read_text(settings_file, user_files.SETTINGS)}
+        elif METADATA not in metadata and names.startswith("base_model.model.") and ".alpha" not in names:
+            problem = f"{path.name} has peft's names and no scale, which is in its {_PEFT[1]}, read beside {_PEFT[0]}"
+            logger.warning(f"{problem}: alpha / rank is taken as 1")
     except (OSError, SafetensorError, ValueError) as error:
         raise key_mapping.damaged(f"its header cannot be read: {error}") from error
     key_mapping.stored_settings(metadata)

@@ -232,14 +232,13 @@ def _is_named(layer: str, pattern: str) -> bool:
 
 def settings_of(metadata: Mapping[str, str], stem: str) -> dict[str, Any]:
     """Return peft's settings in a header for the text encoder of a layer, or for the network; without its name before theirs."""
-    parts = {key: (*key.rpartition("."), value) for key, value in stored_settings(metadata).items()}
-    encoder = text_encoders.part_of(stem)
-    own = (encoder, stem.partition(".")[0])  # the latter of T5, in names of diffusers
-    return {
-        name: value
-        for part, _, name, value in parts.values()
-        if (part in own if encoder else not text_encoders.is_part(part))
-    }
+    encoder, settings = text_encoders.part_of(stem), {}
+    for key, value in stored_settings(metadata).items():
+        part, _, name = key.rpartition(".")
+        # T5's folder is that of diffusers' names.
+        if part in (encoder, stem.partition(".")[0]) if encoder else not text_encoders.is_part(part):
+            settings[name] = value
+    return settings
 
 
 def stored_settings(metadata: Mapping[str, str]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ T5 = "t5xxl"
 _OF_T5 = re.compile(r"encoder[._]block[._]\d")
 _OF_COMFYUI = {"clip_l": "text_encoder", "clip_g": "text_encoder_2"}
 # What stands before the layers of CLIP in the single files of SD 1 and SDXL.
-_OF_SINGLE_FILES = ("cond_stage_model.transformer.", "conditioner.embedders.0.transformer.")
+_OF_SINGLE_FILES = re.compile(r"(cond_stage_model|conditioner\.embedders\.0)\.transformer\.")
 
 
 def _split(stem: str) -> tuple[str, str] | None:
@@ -74,8 +74,8 @@ def folded(stem: str) -> str | None:
 
 def in_single_file(weight: str) -> str:
     """Return the name of a weight in a single file, that of a text encoder as files of LoRAs name its layers."""
-    prefix = next((each for each in _OF_SINGLE_FILES if weight.startswith(each)), None)
-    return weight if prefix is None else f"text_encoder.{weight.removeprefix(prefix)}"
+    match = _OF_SINGLE_FILES.match(weight)
+    return f"text_encoder.{weight[match.end() :]}" if match else weight
 
 
 def in_kohya(stem: str, *, is_only: bool | None = None) -> str | None:
@@ -106,8 +106,7 @@ def in_diffusers(stem: str) -> str | None:
 
 def is_named_by_diffusers(stem: str) -> bool:
     """Whether a name is that of a text encoder's layer in the form of diffusers."""
-    match = _STEM.fullmatch(stem)
-    return match is not None and bool(match["layer"])
+    return re.match(r"text_encoder(_\d)?\.", stem) is not None
 
 
 def is_named_by_comfyui(stem: str) -> bool:

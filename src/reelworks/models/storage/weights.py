@@ -77,6 +77,17 @@ def errors_name(field: str, source: str) -> Iterator[None]:
         raise UserError(error.problem, code=error.code, field=field, value=source, remedy=error.remedy) from error
 
 
+@contextmanager
+def telling(field: str, source: str) -> Iterator[None]:
+    """Let errors in the block that name no field name this one, with the source as its value."""
+    try:
+        yield
+    except UserError as error:
+        if error.field is not None:
+            raise
+        raise UserError(error.problem, code=error.code, field=field, value=source, remedy=error.remedy) from error
+
+
 def require_there(source: str, field: str) -> Path:
     """Return the local path of a source, whose configs are downloaded if it is a hub id.
 
