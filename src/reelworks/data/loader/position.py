@@ -141,13 +141,13 @@ def no_steps(data: Dataset, epoch: int = 0) -> UserError:
     total = len(np.unique(row))
     for kind, count in clips.items():
         if 2 * count > total and (told := _LEFT_OUT.get(kind.label)):  # one setting leaves out most of the clips
-            by_folder = kind == Reason.HELD_OUT and data.spec.group == "folder"
+            by_file = kind == Reason.HELD_OUT and data.spec.group == "folder"
             return UserError(
                 f"{count} of {total} clips {told['problem']} (reason {kind.label}), so an epoch would have no step",
                 code="empty-epoch",
                 field=told["key"],
                 value=_value_of(told["key"], data.spec),
-                remedy=told["remedy"] + ', or set validation.group = "file"' * by_folder,
+                remedy=told["remedy"] + (', or set validation.group = "file"' if by_file else ""),
             )
     lines = []
     for index, entry in enumerate(data.table.entries):

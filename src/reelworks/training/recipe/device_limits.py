@@ -24,7 +24,9 @@ _NOT_ON_APPLE: dict[str, tuple[object, str, str]] = {
 
 def require(recipe: Recipe, device: torch.device) -> None:
     """Raise `UserError` if a recipe asks for what Apple's GPUs lack; other devices are asked where they compute."""
-    for field, (value, problem, remedy) in _NOT_ON_APPLE.items() if machine.is_apple(device) else ():
+    if not machine.is_apple(device):
+        return
+    for field, (value, problem, remedy) in _NOT_ON_APPLE.items():
         table, key = field.split(".")
         if getattr(getattr(recipe, table), key, None) == value:
             raise UserError(
