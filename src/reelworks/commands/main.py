@@ -105,6 +105,7 @@ def main() -> None:
     terminal.use_steady_streams()
     optional_imports.leave_out_unused()
     machine.let_mps_fall_back()
+    system.allow_open_files()
     trusted_code.ask_with(trust.ask)
     codes: list[int] = []
     # Registered first, so called last, after the exit handlers of other modules.

@@ -23,6 +23,7 @@ WINDOWS = sys.platform == "win32"
 # Flags of os.open: binary, no link to another file, and opening never waits and takes no terminal.
 BINARY: int = getattr(os, "O_BINARY", 0)
 NO_WAIT: int = BINARY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+_MOST_FILES = 10_240  # that macOS lets a process open
 OWN_FILE: int = NO_WAIT | getattr(os, "O_NOFOLLOW", 0)
 # Signals that ask a program to save and end: those of schedulers and of limits, Ctrl-C, a terminal that was closed, and
 # Ctrl-Break, by which Windows asks.
@@ -260,6 +261,16 @@ def limit_memory(most_bytes: int) -> None:
     """Let allocations beyond this memory fail in this process; Windows, whose limits are those of jobs, gets none."""
     if sys.platform != "win32":
         resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
+def allow_open_files() -> None:
+    """Let this process, and those that it starts, open as many files as it may: a shell on a Mac begins with 256."""
+    if sys.platform != "win32":
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+        if soft != resource.RLIM_INFINITY and soft < most:
+            with suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def open_files() -> int | None:

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from reelworks.core import system, toml, units
+from reelworks.core import system, toml
 from reelworks.core.log import logger
 
 # Most bytes that are read of a file of each kind; each is far above what people write.
@@ -54,7 +54,7 @@ def _require_regular(path: Path | str, status: os.stat_result) -> None:
 def require_size(path: object, size: int, most: int) -> None:
     """Raise `OSError` for a file of more bytes than are read of its kind."""
     if size > most:
-        problem = f"it has {units.size(size)}, and at most {units.size(most)} are read of such a file"
+        problem = f"it has {size:,} bytes or more, and at most {most:,} are read of such a file"
         raise OSError(errno.EFBIG, problem, str(path))
 
 

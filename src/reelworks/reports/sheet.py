@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from reelworks.core import files, log, units
-from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data.loader import position
 from reelworks.data.media import lettering
@@ -224,7 +223,7 @@ def write_page(recipe: Recipe, folder: Path, clips: int) -> ContactSheets:
         text = page.render("contact_sheet.html", figures=[], name=Path(recipe.output).name, sheets=sheets)
         files.write_bytes(sheets.index, text.encode())
     except OSError as error:
-        raise unwritable(folder, error) from error
+        raise files.unwritable("--output", folder, error) from error
     return sheets
 
 
@@ -257,7 +256,7 @@ def write_step(replay: Replay, folder: Path) -> list[Path]:
             written.append(folder / f"column-{request.index:04d}.png")
             files.write_bytes(written[-1], draw(step_views(replay, request), request.shape))
     except OSError as error:
-        raise unwritable(folder, error) from error
+        raise files.unwritable("--output", folder, error) from error
     return written
 
 
@@ -268,14 +267,3 @@ def step_views(replay: Replay, request: MicroBatchRequest) -> list[SampleView]:
     entries = Samples(uid, copy, replay.data.rows.ordinal[row], 0 * row + request.bucket)
     lost = discarded.lost_shares(replay.data, row, entries.bucket)
     return contact_sheet.sample_views(replay.data, entries, lost, epoch=request.epoch)
-
-
-def unwritable(folder: Path, error: OSError) -> UserError:
-    """Return the error for a folder that cannot be written to."""
-    return UserError(
-        f"the sheets cannot be written ({error.strerror})",
-        code="file-unwritable",
-        field="--output",
-        value=str(folder),
-        remedy="choose a folder that you may write to",
-    )

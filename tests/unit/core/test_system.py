@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from reelworks.core import system
@@ -32,3 +35,15 @@ def test_a_name_that_one_system_takes_another_may_not(
     for is_windows, wanted in ((False, posix), (True, windows)):
         monkeypatch.setattr(system, "WINDOWS", is_windows)
         assert system.is_file_name(name) is wanted
+
+
+@pytest.mark.skipif(system.WINDOWS, reason="Windows has no such limit")
+def test_as_many_files_may_be_open_as_the_system_allows() -> None:
+    """Also where a shell begins with few, and not more than that."""
+    code = (
+        "import resource as r; from reelworks.core import system; r.setrlimit(r.RLIMIT_NOFILE, ({}, {})); "
+        "system.allow_open_files(); print(r.getrlimit(r.RLIMIT_NOFILE)[0])"
+    )
+    for limits, allowed in (((64, 2048), 2048), ((64, 64), 64), ((2048, 2048), 2048)):
+        told = subprocess.run([sys.executable, "-c", code.format(*limits)], capture_output=True, text=True, check=True)
+        assert int(told.stdout) == allowed

@@ -334,3 +334,16 @@ def test_a_packed_embedding_keeps_every_token_that_counts(
     assert packed.nbytes <= 48 + len(mask) + 4 * least
     if narrow:
         assert packed.nbytes == 48 + len(mask) + 2 * least
+
+
+def test_what_is_encoded_again_counts_though_the_clock_went_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the clock of another node is ahead."""
+    for nanoseconds, value in ((2 * 10**18, 1.0), (10**18, 2.0)):
+        monkeypatch.setattr(store_module.time, "time_ns", lambda now=nanoseconds: now)
+        store = EncodedStore.open(tmp_path)
+        store.put(wanted(0), torch.full((2,), value))
+        store.commit()
+    assert EncodedStore.open(tmp_path).read(wanted(0).key).tolist() == [2.0, 2.0]
+    assert [problem for _, problem in EncodedStore.open(tmp_path).verify()] == [""]

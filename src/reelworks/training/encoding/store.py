@@ -182,7 +182,9 @@ class EncodedStore:
                 return
             rows, data = _shard(self._pending.values())
             self._pending, self._pending_bytes = {}, 0
-            name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"
+            # The last of several entries of a key counts, also where a clock went back, or that of another node is ahead.
+            last = max((int(part.partition("-")[0]) for part in self._parts), default=0)
+            name = f"{max(time.time_ns(), last + 1):020d}-{uuid.uuid4().hex[:8]}"
             try:
                 files.write_bytes(self._shard_file(name), data)
                 files.write_bytes(self._index_file(name), _parquet(rows))
