@@ -47,8 +47,11 @@ def test_the_code_is_that_of_the_first_to_fail(monkeypatch: pytest.MonkeyPatch, 
     ("number", "code"),
     [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 128 + signal.SIGINT)],
 )
-def test_what_asks_to_end_while_ranks_start_is_a_stop(monkeypatch: pytest.MonkeyPatch, number: int, code: int) -> None:
-    """They cannot handle it yet. At Ctrl-C, one that has begun nothing leaves with a code of its own."""
+@pytest.mark.parametrize("to_all", [False, True])
+def test_what_asks_to_end_while_ranks_start_is_a_stop(
+    monkeypatch: pytest.MonkeyPatch, number: int, code: int, to_all: bool
+) -> None:
+    """They cannot handle it yet, whether it is passed on or sent to all. At Ctrl-C, one that has begun nothing has its own code."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(rank: int, *_: object) -> subprocess.Popen[bytes]:
@@ -57,6 +60,9 @@ def test_what_asks_to_end_while_ranks_start_is_a_stop(monkeypatch: pytest.Monkey
         )
         if rank == 0:
             signal.raise_signal(number)
+        if to_all:
+            started[-1].send_signal(number)
+            started[-1].wait()
         return started[-1]
 
     monkeypatch.setattr(launch, "_start", start)

@@ -39,18 +39,22 @@ def launch(processes: int, arguments: list[str]) -> int:
     asked: list[int] = []
     system.handle_stops(lambda number, _frame: asked.append(number))
     ranks = [_start(rank, processes, port, arguments) for rank in range(processes)]
-    first, forwarded, no_failures = 0, 0, {None, 0, EXIT_REQUEUE}
+
+    def failed() -> list[int]:
+        """Return the codes of ranks that failed; none has that a signal ended before it could handle it, but Ctrl-C."""
+        ended = {-number for number in asked if number != signal.SIGINT}
+        no_failures = {None, 0, EXIT_REQUEUE, *ended, *([system.ENDED] if ended else [])}
+        return [rank.returncode for rank in ranks if rank.returncode not in no_failures]
+
+    first, forwarded = 0, 0
     while None in [rank.poll() for rank in ranks]:  # each is asked, also behind one that still runs
         for number in asked[forwarded:]:
             forwarded += 1
             for rank in ranks:
                 if rank.poll() is None:
                     system.pass_on(rank, number)
-            if number != signal.SIGINT:  # at which one that has begun nothing ends with the code of Ctrl-C
-                no_failures |= {-number, system.ENDED}  # it came before the rank could handle it
-        failed = [rank.returncode for rank in ranks if rank.returncode not in no_failures]
-        if failed:
-            first = failed[0]
+        if codes := failed():
+            first = codes[0]
             by = system.what_ended(first)
             if by is not None and not forwarded:
                 ended = next(i for i, rank in enumerate(ranks) if rank.returncode == first)
@@ -66,9 +70,8 @@ def launch(processes: int, arguments: list[str]) -> int:
                     rank.kill()
                 rank.wait()
         time.sleep(_POLL_SECONDS)
-    codes = [first, *(rank.returncode for rank in ranks)]
-    by_itself = EXIT_REQUEUE if any(codes) else 0
-    return next((system.exit_code(code) for code in codes if code not in no_failures), by_itself)
+    by_itself = EXIT_REQUEUE if any(rank.returncode for rank in ranks) else 0
+    return system.exit_code(first or next(iter(failed()), by_itself))
 
 
 def _start(rank: int, processes: int, port: int, arguments: list[str]) -> subprocess.Popen[bytes]:
