@@ -450,7 +450,7 @@ def test_convolutions_of_sdxl_are_converted(tmp_path: Path) -> None:
 
 def test_a_lora_made_of_a_loha_gets_the_kernels_of_its_network(tmp_path: Path) -> None:
     """LyCORIS stores factors without them, which programs that build the layers cannot load, and ComfyUI can."""
-    source, flat, there = (tmp_path / f"{name}.safetensors" for name in "abc")
+    source, flat, there, released = (tmp_path / f"{name}.safetensors" for name in "abcd")
     layer = "down_blocks.0.resnets.0.conv1"
     sides = {"w1_a": (5, 2), "w1_b": (2, 36), "w2_a": (5, 2), "w2_b": (2, 36)}
     parts = {f"hada_{part}": random(*shape, seed=number) for number, (part, shape) in enumerate(sides.items())}
@@ -465,6 +465,8 @@ def test_a_lora_made_of_a_loha_gets_the_kernels_of_its_network(tmp_path: Path) -
     assert {"diffusers", "peft (inject_adapter_in_model)", "ComfyUI"} <= read_by(there)
     tensors = load_file(there)
     assert tensors[f"unet.{layer}.lora_A.weight"].shape[1:] == (4, 3, 3)
+    convert.convert(ConvertLoraRequest(file=flat, output=released, to="kohya", model="sdxl-tiny"))
+    assert [value.shape[1:] for key, value in load_file(released).items() if "lora_down" in key] == [(4, 3, 3)]
     w1, w2 = (parts[f"hada_w{i}_a"].double() @ parts[f"hada_w{i}_b"].double() for i in (1, 2))
     torch.testing.assert_close(updates_of(there)[f"unet.{layer}"], w1 * w2, rtol=1e-4, atol=1e-5)
 

@@ -127,7 +127,9 @@ class _Conversion:
         if any(other.type is not layer.type for other, _ in others):
             raise layer.type.no_parts(layer.stem)
         self._require_writable(layer, joins=any(self._network.place_of(name).heights != (1,) for name in apart))
-        shaped = {name: each.type.with_kernel(kinds, each.kernel) for name, (each, kinds) in apart.items()}
+        shaped = {
+            name: each.type.with_kernel(kinds, self._network.kernel_of(name)) for name, (each, kinds) in apart.items()
+        }
         tensors = layer.type.released_tensors(shaped, self._convention, layer.rank or 1, self._network.config)
         by_stem: dict[str, dict[str, Tensor]] = defaultdict(dict)
         for name, value in tensors.items():
