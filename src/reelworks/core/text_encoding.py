@@ -40,7 +40,12 @@ _BYTE_ORDER_MARKS = (  # that of UTF-32 begins with that of UTF-16
     (codecs.BOM_UTF16_BE, "utf-16"),
     (codecs.BOM_UTF8, "utf-8-sig"),
 )
-_NO_TEXT = re.compile("[\0-\x08\x0e-\x1b\ufffd]")  # controls, and the sign for a character that was lost
+STRAY = "[\0-\x08\x0e-\x1b\ufffd]"  # controls, and the sign for a character that was lost
+_STRAY = re.compile(STRAY)
+_STRAY_SHARE = 10  # a text in Unicode that has more than one stray sign in so many is damaged
+_OTHER = re.compile("([\0\x1b]).*\\1", re.DOTALL)  # UTF-16 and ISO 2022 have several of these
+# Signs by which nothing is seen: those of these categories, and letters and symbols that are only wide.
+_UNSEEN, BLANKS = ("Cc", "Cf", "Mn", "Mc", "Me", "Zs", "Zl", "Zp"), "\u115f\u1160\u2800\u3164\uffa0"
 # Letters of the signs of two bytes in UTF-8, by script: two of different scripts side by side are no writing.
 _SCRIPTS = (
     "\u00c0-\u02af",
@@ -100,8 +105,30 @@ class TextEncoding(NamedTuple):
 
 
 def decoded(data: bytes) -> str | None:
-    """Return a text in UTF-8, or with the mark of UTF-16 or UTF-32; None for bytes that are no text in these."""
-    return _in(data, next((codec for mark, codec in _BYTE_ORDER_MARKS if data.startswith(mark)), "utf-8"))
+    """Return a text in UTF-8, or with the mark of UTF-16 or UTF-32; None for bytes that are no text in these.
+
+    It may have a few stray signs, which `cleaned` leaves out.
+    """
+    try:
+        text = data.decode(next((codec for mark, codec in _BYTE_ORDER_MARKS if data.startswith(mark)), "utf-8"))
+    except UnicodeDecodeError:
+        return None
+    return None if _is_damaged(text) or _OTHER.search(text) else text
+
+
+def cleaned(text: str) -> str:
+    """Return a text without surrounding white space and, unless these are many, stray signs; "" if nothing of it is seen."""
+    text = (text if _is_damaged(text) else _STRAY.sub("", text)).strip()
+    return "" if is_blank(text) else text
+
+
+def _is_damaged(text: str) -> bool:
+    return len(_STRAY.findall(text)) > max(1, len(text) // _STRAY_SHARE)
+
+
+def is_blank(text: str) -> bool:
+    """Return whether nothing is seen of a text, such as one of spaces, of zero width or of marks of direction."""
+    return all(unicodedata.category(sign) in _UNSEEN or sign in BLANKS for sign in text)
 
 
 def is_doubtful(text: str) -> bool:
@@ -270,7 +297,7 @@ def _may_be_legacy(data: bytes) -> bool:
     text = data.decode(errors="replace")
     lost = text.count("\ufffd")
     is_damaged = lost <= sum(not sign.isascii() for sign in text) - lost or "\ufffd".encode() in data
-    return not is_damaged and not _NO_TEXT.search(text.replace("\ufffd", ""))
+    return not is_damaged and not _STRAY.search(text.replace("\ufffd", ""))
 
 
 def _in(data: bytes, codec: str) -> str | None:
@@ -278,4 +305,4 @@ def _in(data: bytes, codec: str) -> str | None:
         text = data.decode(codec)
     except UnicodeDecodeError:
         return None
-    return None if _NO_TEXT.search(text) else text
+    return None if _STRAY.search(text) else text

@@ -320,6 +320,14 @@ def test_members_of_archives_need_a_list(data: Path, tmp_path: Path) -> None:
     assert [row["text"] for row in lines(folder / "new.jsonl")] == ["a thing"] * 2
 
 
+@pytest.mark.parametrize(
+    ("text", "is_captioned"), [("\u200b\n", False), ("\ufeff", False), ("nan", False), ("猫", True)]
+)
+def test_a_file_is_kept_if_something_is_seen_of_its_text(tmp_path: Path, text: str, is_captioned: bool) -> None:
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    assert record.is_captioned(tmp_path / "a.txt") == is_captioned
+
+
 def test_a_catalog_is_captioned_beside_its_files_or_into_a_list(data: Path, tmp_path: Path) -> None:
     scan_sources([Source("d", data)], tmp_path / "catalog", workers=1)
     listed = run(tmp_path / "catalog", list=tmp_path / "new.csv")

@@ -5,13 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import media_makers as media
+import pyarrow as pa
 import pytest
 
-from reelworks.data.catalog.config import Source
-from reelworks.data.catalog.scan import caption_texts, listing
+from reelworks.data.catalog.config import DatasetConfig, Source
+from reelworks.data.catalog.query import captions
+from reelworks.data.catalog.scan import caption_texts, list_columns, listing
 from reelworks.data.catalog.scan.caption_names import CaptionNames
 from reelworks.data.catalog.scan.scan import ScanResult, scan_sources
 from reelworks.data.catalog.store.store import Catalog
+
+# Signs of no width, of directions and variants, of tags, soft hyphens, and blank letters.
+UNSEEN = (
+    *("\u00a0\u3000", "\u200b\u200c\ufeff", "\u2060", "\u200e\u200f", "\u202e", "\ufe0f", "\u0301", "\u00ad"),
+    *("\u2800", "\u3164", "\u115f", "\u1160", "\uffa0", "\U000e0020\U000e0041", "\ufffd", "\u200b\x01"),
+)
 
 
 @pytest.mark.parametrize(
@@ -25,8 +33,10 @@ from reelworks.data.catalog.store.store import Catalog
         ("ein Kätzchen".encode("utf-16-le"), "ein Kätzchen"),
         ("一只橘猫在草地上奔跑".encode("gbk"), "一只橘猫在草地上奔跑"),
         (b"\0\0\0\0", None),
-        (b"a cat\0", None),
-        ("a \ufffd cat".encode(), None),
+        (b"a cat\0", "a cat"),
+        ("a \ufffdcat".encode(), "a cat"),
+        ("a \ufffd\ufffd cat".encode(), None),
+        *((sign.encode(), "") for sign in UNSEEN),
         (b"nan\n", None),
         (b"None", None),
         (b" \r\n\t", ""),
@@ -213,6 +223,18 @@ def test_an_empty_caption_hides_no_other_that_is_clear(folder: Path) -> None:
     assert again.unchanged == 4
 
 
+def test_captions_of_lists_are_as_those_of_files() -> None:
+    lost = "a \ufffd\ufffd cat"  # which the advice on captions tells
+    texts = [*UNSEEN, "a \ufffdcat", "a\0 cat", "a cat\u200b", lost, None]
+    found = list_columns.read(pa.table({"path": texts, "text": pa.array(texts)})).table["text"].to_pylist()
+    assert found == [*[None] * len(UNSEEN), "a cat", "a cat", "a cat\u200b", lost, None]
+
+
+def test_a_line_or_tag_of_which_nothing_is_seen_is_none() -> None:
+    assert captions.lines("a cat\n\u200b\r\n a dog") == ["a cat", "a dog"]
+    assert captions.tags("a cat, \u2060, a dog", DatasetConfig(path=Path("d"), keep_tags=1)) == (["a cat"], ["a dog"])
+
+
 def test_a_list_in_a_folder_is_told_with_how_it_is_read(folder: Path) -> None:
     (folder / "meta.jsonl").write_text('{"file_name": "a.png", "text": "a cat"}\n', encoding="utf-8")
     result, captions, _ = scanned(folder, {"a.txt": b""})
@@ -235,6 +257,7 @@ def test_a_caption_that_is_made_utf_8_is_a_change(folder: Path) -> None:
         ('{"text": null, "caption": "a cat"}', "a cat"),
         ('{"text": "", "caption": "a cat"}', "a cat"),
         ('{"text": "nan", "caption": "a cat"}', "a cat"),
+        ('{"text": "\\u200b", "caption": "a \\u0000cat"}', "a cat"),
         ('{"caption": ["a cat", "two\\nlines", "None", 4]}', "a cat\ntwo lines"),
         ('{"caption": ["two\\nlines"]}', "two\nlines"),
         ('{"caption": []}', None),

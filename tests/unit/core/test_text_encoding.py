@@ -96,8 +96,9 @@ def test_the_places_of_zeros_tell_what_has_no_mark(codec: str, text: str) -> Non
     [
         "ein Kätzchen, müde".encode() + b"\xe4",
         "一只橘猫在草地上奔跑".encode()[:-1],
-        "a lost \ufffd letter".encode(),
-        b"a cat\0",
+        "two \ufffd\ufffd letters".encode(),
+        b"\0a cat that runs over the grass\0",
+        b"\x01\x02",
         b"\0" * 40,
         b"\0" * 41,
         codecs.BOM_UTF16_LE + b"\0\xd8a",
@@ -162,6 +163,19 @@ def test_what_people_write_is_not_doubtful(language: str) -> None:
 )
 def test_words_of_two_scripts_with_ascii_are_not_doubtful(text: str) -> None:
     assert not text_encoding.is_doubtful(text)
+
+
+@pytest.mark.parametrize("codec", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("signs", [("\0", ""), ("\x1b", ""), ("\x01", "\x01"), ("\ufffd", "\ufffd")])
+def test_a_stray_sign_costs_itself_alone(codec: str, signs: tuple[str, str]) -> None:
+    text = text_encoding.decoded("一只 {}cat{}, 4k, in the sun".format(*signs).encode(codec))
+    assert text is not None
+    assert text_encoding.cleaned(text) == "一只 cat, 4k, in the sun"
+
+
+@pytest.mark.parametrize("text", ["...", "👩\u200d👩\u200d👧", "नमस्ते", "☔\ufe0f", "1", "\u200eשלום\u200e"])
+def test_what_is_seen_is_not_blank(text: str) -> None:
+    assert text_encoding.cleaned(f" {text}\n") == text
 
 
 def test_empty_texts() -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from reelworks.annexes.captions.clips import CaptionClip
-from reelworks.core import digests, files, storage, system, user_files, version
+from reelworks.core import digests, files, storage, system, text_encoding, user_files, version
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.scan import caption_texts
 
@@ -175,7 +175,7 @@ def text_of(captions: Sequence[str]) -> bytes:
 def is_captioned(place: Path) -> bool:
     """Return whether a caption file has a text now that is more than a word for nothing."""
     text = (_raw(place) or b"").decode(errors="replace").strip()
-    return bool(text) and not caption_texts.is_null(text)
+    return not text_encoding.is_blank(text) and not caption_texts.is_null(text)
 
 
 def _read(file: Path) -> list[dict[str, Any]]:

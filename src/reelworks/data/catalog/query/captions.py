@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from reelworks.core import hash_rng
+from reelworks.core import hash_rng, text_encoding
 from reelworks.core.arrays import U64
 from reelworks.core.hash_rng import Purpose
 from reelworks.data.catalog.config import DatasetConfig
@@ -60,7 +60,7 @@ def word_pattern(word: str, *, looks_around: bool = True) -> str:
 
 def lines(text: str) -> list[str]:
     """Return the captions in a text of several: its lines, without empty ones. Other marks of Unicode end no line."""
-    return [line.strip() for line in re.split(r"[\r\n]", text) if line.strip()]
+    return [line.strip() for line in re.split(r"[\r\n]", text) if not text_encoding.is_blank(line)]
 
 
 def _tags(text: str, dataset: DatasetConfig, word: U64) -> str:
@@ -76,7 +76,7 @@ def _tags(text: str, dataset: DatasetConfig, word: U64) -> str:
 
 def tags(text: str, dataset: DatasetConfig) -> tuple[list[str], list[str]]:
     """Return the tags of a caption that keep their place, and the others."""
-    found = [tag.strip() for tag in text.split(dataset.tag_separator) if tag.strip()]
+    found = [tag.strip() for tag in text.split(dataset.tag_separator) if not text_encoding.is_blank(tag)]
     return found[: dataset.keep_tags], found[dataset.keep_tags :]
 
 

@@ -53,7 +53,7 @@ class Unsettled(NamedTuple):
 
 
 def read(media: MediaPath, files: CaptionFiles) -> str | Unsettled | None:
-    """Return a clip's caption without surrounding white space; None if there is none.
+    """Return a clip's caption as `text_encoding.cleaned` gives it; None if there is none.
 
     Of several files, each becomes a line. An empty one does not hide the only other one that differs in its suffix alone.
     """
@@ -106,7 +106,8 @@ def of_json(text: str) -> str | None:
 
 def _of_value(value: Any) -> str | None:
     texts = value if isinstance(value, list) else [value]
-    there = [text.strip() for text in texts if isinstance(text, str) and text.strip() and not is_null(text.strip())]
+    cleaned = [text_encoding.cleaned(text) for text in texts if isinstance(text, str)]
+    there = [text for text in cleaned if text and not is_null(text)]
     return "\n".join(" ".join(text.split()) for text in there) if len(there) > 1 else next(iter(there), None)
 
 
@@ -142,7 +143,7 @@ def _differ(one: str | Raw, other: str | Raw) -> bool:
 
 
 def _caption(text: str, name: str) -> str | None:
-    return of_json(text) if name.lower().endswith(".json") else text.strip()
+    return of_json(text) if name.lower().endswith(".json") else text_encoding.cleaned(text)
 
 
 def _settled(found: Iterable[Unsettled]) -> text_encoding.Settled:
@@ -198,8 +199,8 @@ class Waiting(Generic[T]):
             self.notes.append(f"{self._place}: {_are(number)} in {name}, and read so")
         if lost:
             self.notes.append(
-                f"{self._place}: {_are(len(lost))} no text in UTF-8, nor in another encoding that is sure, and not used; "
-                f"the first is {lost[0]}: save such files as UTF-8, as by iconv -f ENCODING -t UTF-8"
+                f"{self._place}: {_are(len(lost))} no text in UTF-8, nor in another encoding that is sure, or damaged, and not used; "
+                f"the first is {lost[0]}: save such files as UTF-8, as by iconv -f ENCODING -t UTF-8, and write damaged ones anew"
             )
         for key, clips in remarks.items():
             if clips:

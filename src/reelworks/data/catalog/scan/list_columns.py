@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from reelworks.core import text_encoding
 from reelworks.data.catalog.store.schema import as_numpy
 
 TEXT = pa.large_string()
@@ -30,6 +31,8 @@ NOTHING = frozenset(
 )  # fmt: skip
 _LONGER = 1 + max(map(len, NOTHING))
 _NONE = pa.scalar(None, TEXT)
+# Finds the few texts that have to be looked at: those with stray signs, and those of which nothing is seen.
+_ODD = rf"{text_encoding.STRAY}|^[\pM\pZ\p{{Cc}}\p{{Cf}}{text_encoding.BLANKS}]+$"
 
 
 class FilesInsideError(ValueError):
@@ -159,8 +162,10 @@ def _texts(column: Any) -> Any:
 
 
 def _without_nothing(texts: Any, words: Counter[str]) -> Any:
-    """Return texts without surrounding white space, null for empty ones and for words for nothing, which are counted."""
-    trimmed = pc.utf8_trim_whitespace(texts)
+    """Return texts as `text_encoding.cleaned` does, null for empty ones and for words for nothing, which are counted."""
+    odd = pc.fill_null(pc.match_substring_regex(texts, _ODD), False)
+    cleaned = [text_encoding.cleaned(text) for text in texts.filter(odd).to_pylist()]
+    trimmed = pc.utf8_trim_whitespace(pc.replace_with_mask(texts, odd, pa.array(cleaned, TEXT)))
     lengths = as_numpy(pc.fill_null(pc.binary_length(trimmed), 0))
     short = np.flatnonzero(lengths < _LONGER)  # to lower all would take as long as to read them
     few = trimmed.take(pa.array(short))
