@@ -26,26 +26,26 @@ class Part(NamedTuple):
 
 PARTS = {
     # What a loop of one's own needs.
-    "core": Part(("core",), 2_581, 1_600),
-    "data": Part(("data",), 16_632, 12_400),
+    "core": Part(("core",), 2_652, 1_600),
+    "data": Part(("data",), 16_198, 12_400),
     # What a training needs beside it.
-    "models": Part(("models",), 11_457, 8_600),
-    "training": Part(("training",), 13_095, 9_700),
-    "inference": Part(("inference",), 2_803, 2_400),
-    "commands": Part(("commands",), 1_565, 1_200),
-    "reports": Part(("reports",), 1_452, 1_250),
-    "quickstart": Part(("quickstart",), 859, 500),
-    "demo and testing": Part(("demo", "testing"), 1_183, 1_100),
+    "models": Part(("models",), 11_011, 8_600),
+    "training": Part(("training",), 12_569, 9_700),
+    "inference": Part(("inference",), 2_675, 2_400),
+    "commands": Part(("commands",), 1_511, 1_200),
+    "reports": Part(("reports",), 1_411, 1_250),
+    "quickstart": Part(("quickstart",), 840, 500),
+    "demo and testing": Part(("demo", "testing"), 1_178, 1_100),
     # What comes after a training, or stands beside it.
-    "adapter files": Part(("annexes/lora",), 1_947, 1_450),
+    "adapter files": Part(("annexes/lora",), 1_983, 1_450),
     "doctor": Part(("annexes/doctor",), 206, 170),
-    "captions": Part(("annexes/captions",), 1_785, 1_350),
+    "captions": Part(("annexes/captions",), 1_714, 1_350),
     "cluster": Part(("annexes/cluster",), 163, 160),
-    "quality": Part(("annexes/quality",), 2_193, 1_950),
-    "learning": Part(("annexes/learning",), 897, 700),
-    "hub": Part(("annexes/hub",), 708, 580),
-    "imports": Part(("annexes/imports",), 6_915, 4_850),
-    "page": Part(("annexes/page",), 3_013, 2_700),
+    "quality": Part(("annexes/quality",), 2_120, 1_950),
+    "learning": Part(("annexes/learning",), 870, 700),
+    "hub": Part(("annexes/hub",), 660, 580),
+    "imports": Part(("annexes/imports",), 6_447, 4_850),
+    "page": Part(("annexes/page",), 2_948, 2_700),
 }
 
 

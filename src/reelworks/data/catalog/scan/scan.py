@@ -51,11 +51,24 @@ _SECONDS_BETWEEN_REPORTS = 0.2
 
 
 class ScanProgress(NamedTuple):
-    """Number of files examined so far and in total, or of what else is done."""
+    """Number of files examined so far and in total."""
 
     done: int
     total: int
-    doing: tuple[str, str] = ("scanning", "files")  # verb of the work, and the name of what is counted
+
+    @property
+    def doing(self) -> tuple[str, str]:
+        """Verb of the work, and the name of what is counted."""
+        return "scanning", "files"
+
+
+class MeasureProgress(ScanProgress):
+    """Number of clips measured so far and in total."""
+
+    @property
+    def doing(self) -> tuple[str, str]:
+        """Verb of the work, and the name of what is counted."""
+        return "measuring", "clips"
 
 
 @dataclass(frozen=True)
