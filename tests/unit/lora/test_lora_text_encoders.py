@@ -24,7 +24,7 @@ from reelworks.annexes.lora.request import (
     MergeLorasRequest,
     ResizeLoraRequest,
 )
-from reelworks.models.adapters import files
+from reelworks.models.adapters import files, text_encoders
 from reelworks.models.adapters.adapter_types.adapter_type import Adapter
 from reelworks.models.adapters.key_mapping import METADATA
 from reelworks.testing import contract
@@ -93,6 +93,15 @@ SPELLINGS = {
         "text_encoders.t5xxl.transformer.encoder.block.0.layer.0.SelfAttention.q",
     ],
 }
+
+
+def test_each_name_is_written_as_the_convention_has_it() -> None:
+    """Also what transformers 5 leaves out of CLIP's, and not for a T5 of other models."""
+    for stem in SPELLINGS["CLIP-L"][2:]:
+        assert text_encoders.in_kohya(stem) == SPELLINGS["CLIP-L"][1]
+        assert text_encoders.in_diffusers(stem) == SPELLINGS["CLIP-L"][2]
+    assert {text_encoders.in_kohya(stem, is_only=False) for stem in SPELLINGS["T5"]} == {SPELLINGS["T5"][1]}
+    assert text_encoders.in_kohya("text_encoders.umt5xxl.transformer.encoder.block.0.layer.0.SelfAttention.q") is None
 
 
 @pytest.mark.parametrize("encoder", SPELLINGS)

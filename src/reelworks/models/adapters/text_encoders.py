@@ -15,6 +15,7 @@ _CLIP = "text_model."
 # T5 is the second encoder of one pipeline of diffusers and the third of another, and the third of kohya's scripts in all.
 T5 = "t5xxl"
 _OF_T5 = re.compile(r"encoder[._]block[._]\d")
+_OF_CLIP = re.compile(r"encoder([._])layers[._]\d")
 _OF_COMFYUI = {"clip_l": "text_encoder", "clip_g": "text_encoder_2"}
 # What stands before the layers of CLIP in the single files of SD 1 and SDXL.
 _OF_SINGLE_FILES = re.compile(r"(cond_stage_model|conditioner\.embedders\.0)\.transformer\.")
@@ -25,10 +26,12 @@ def _split(stem: str) -> tuple[str, str] | None:
     match = _STEM.fullmatch(stem)
     if match is None:
         return None
-    name = match["folded"] or match["layer"] or match["own"]
-    if _OF_T5.match(name):
+    word, name = match["comfyui"], match["folded"] or match["layer"] or match["own"]
+    if _OF_T5.match(name) and word in (None, T5):
         return T5, name
-    if word := match["comfyui"]:
+    if of_clip := _OF_CLIP.match(name):  # as in transformers 5
+        name = f"text_model{of_clip[1]}{name}"
+    if word:
         return _OF_COMFYUI.get(word, word), name
     number = match["kohya"] or (match["diffusers"] or "").lstrip("_") or "1"
     return "text_encoder" if number == "1" else f"text_encoder_{number}", name
