@@ -170,11 +170,12 @@ def header(source: str) -> dict[str, str]:
         raise UserError("not a .safetensors file, or missing", code="lora-unreadable", remedy=remedy)
     try:
         with safe_open(path, "pt") as file:
-            metadata, names = dict[str, str](file.metadata() or {}), " ".join(file.keys())
+            metadata, names = dict[str, str](file.metadata() or {}), [*file.keys()]
+        lacks_scale = METADATA not in metadata and not any(name.endswith(".alpha") for name in names)
         settings_file = path.with_name(_PEFT[1])
         if path.name == _PEFT[0] and METADATA not in metadata and settings_file.is_file():
             metadata = metadata | {METADATA: user_files.read_text(settings_file, user_files.SETTINGS)}
-        elif METADATA not in metadata and names.startswith("base_model.model.") and ".alpha" not in names:
+        elif lacks_scale and any(name.startswith("base_model.model.") and ".lora_" in name for name in names):
             problem = f"{path.name} has peft's names and no scale, which is in its {_PEFT[1]}, read beside {_PEFT[0]}"
             logger.warning(f"{problem}: alpha / rank is taken as 1")
     except (OSError, SafetensorError, ValueError) as error:

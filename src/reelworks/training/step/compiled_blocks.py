@@ -49,7 +49,7 @@ def compile_in_place(
 
     @functools.wraps(eager)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if not runs(*args):
+        if not runs(*args, **kwargs):
             return eager(*args, **kwargs)
         if config.recompile_limit != most[0]:
             config.recompile_limit, config.accumulated_recompile_limit = most
@@ -121,7 +121,7 @@ class CompiledBlocks:
         warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
         limit, classes = most_graphs * _KINDS_PER_CLASS, len({type(block) for block in self._blocks})
         for block in self._blocks:
-            compile_in_place(block, backend, lambda *_: self._on, (limit, limit * classes), _BLOCKS)
+            compile_in_place(block, backend, lambda *_, **__: self._on, (limit, limit * classes), _BLOCKS)
 
     @classmethod
     def of_recipe(cls, denoiser: Denoiser, data: RecipeData) -> Self:

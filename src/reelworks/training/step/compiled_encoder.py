@@ -50,7 +50,7 @@ def compile_network(network: nn.Module, most_shapes: int, backend: str | Callabl
     limit = most_shapes * _GRAPHS_PER_SHAPE
     shapes, told = FirstShapes(most_shapes), set[tuple[int, ...]]()
 
-    def runs(x: Tensor, *_: Any) -> bool:
+    def runs(x: Tensor, *_: Any, **__: Any) -> bool:
         shape = tuple(x.shape)
         is_taken = shapes.take(shape)
         if shape not in told and is_taken:

@@ -155,7 +155,7 @@ class AdapterType(ABC):
         ranks = [shapes[kind][0] for kind in self.ranked if kind in shapes]
         return [rank // parts for rank in ranks for parts in (4, 3, 2, 1) if rank % parts == 0]
 
-    # Algebra of updates: of one layer each, whose tensors are by kind, of two axes, in float32 and without a scale.
+    # Algebra of updates: of one layer each, whose tensors are by kind, of two axes, in float32 or wider and without a scale.
 
     def flat(self, kinds: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return stored tensors with two axes each; those of a convolution have its kernel behind them."""

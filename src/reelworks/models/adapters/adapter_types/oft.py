@@ -153,7 +153,7 @@ def _block_size(shape: torch.Size) -> int:
 
 
 def _rotation(weight: Tensor, size: int) -> Tensor:
-    """Return the rotation of each block in float32: peft's series of five terms for Cayley's map."""
+    """Return the rotation of each block, in the dtype of its numbers and without autocast: peft's series of five terms for Cayley's map."""
     import torch
 
     kind = "cpu" if weight.is_meta else weight.device.type
