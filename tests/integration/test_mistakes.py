@@ -120,7 +120,7 @@ def _train_in_little_memory(recipe: dict) -> None:
 def test_no_right_to_write(reelworks, tiny, written):
     # Not even root may make folders here.
     recipe = written(tiny(output="ignored"))
-    expect(reelworks("train", recipe, "--output", "/proc/reelworks"), "/proc/reelworks", "--output")
+    expect(reelworks("train", recipe, "--output", "/proc/reelworks"), "/proc/reelworks", "output", "name a place")
 
 
 def test_an_unknown_model(reelworks, tiny, written):

@@ -41,7 +41,7 @@ def test_a_huge_caption_is_not_read(tmp_path: Path) -> None:
         file.write(header.tobuf())
         file.truncate(file.tell() + header.size + 1024)
     (row,) = odd_archives.scanned(tmp_path, tmp_path / "catalog").values()
-    assert "8.59 GB, and at most 1.05 MB are read" in row["error"]
+    assert "8,589,934,592 bytes or more, and at most 1,048,576 are read" in row["error"]
 
 
 def test_a_row_that_would_be_refused_is_not_written(tmp_path: Path) -> None:

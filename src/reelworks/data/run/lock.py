@@ -129,7 +129,7 @@ def ask_holder(path: Path) -> bool:
 def _is_locked(path: Path) -> bool:
     """Return whether a process holds the kernel's lock on a file, on this machine or another."""
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | system.OWN_FILE)) as f:
+        with os.fdopen(os.open(path, os.O_RDONLY | system.OWN_FILE), "rb") as f:
             system.lock(f.fileno(), shared=True)  # for a moment that whoever takes the lock waits for
     except OSError as error:
         return isinstance(error, BlockingIOError)
