@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -17,7 +17,7 @@ from PIL import Image
 from reelworks.core import retry
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.data.media import display, frame_times, framing, location, pictures, storages, tone_map, video
+from reelworks.data.media import display, frame_times, framing, location, pictures, seek, storages, tone_map, video
 from reelworks.data.media.augment import NO_AUGMENTATION, Augmentation
 from reelworks.data.media.formats import ProbeError, kind_of
 from reelworks.data.media.frame_times import FrameTimes
@@ -389,7 +389,7 @@ def _seconds(path: MediaPath) -> NDArray[np.float64]:
 def find_ticks(request: Request, times: FrameTimes, *, interlaced: bool) -> FrameTicks:
     """Find the frames of a request in a file with these frame times; raise `MediaError` if it has too few."""
     indices = _chosen(request, len(times.ticks), lambda: times.seconds)
-    (key, last), *_ = _sought([_span(indices)], times, interlaced=interlaced)
+    (key, last), *_ = seek.key_frames([_span(indices)], times, interlaced=interlaced)
     end = math.inf if request.num_frames is None else request.first_frame + request.num_frames
     return FrameTicks(
         tuple(times.sought_at[indices].tolist()),
@@ -425,10 +425,10 @@ def _at_ticks(path: MediaPath, place: FrameTicks, convert: ToRgb) -> Frames | No
     """Return the frames at these ticks; None if they are not there."""
     converted: dict[int, Frames] = {}
     ticks = np.array(place.around, dtype=np.int64)
-    with contextlib.suppress(_WrongTimesError, av.error.FFmpegError), video.opened(path) as opened:
+    with contextlib.suppress(seek.WrongTimesError, av.error.FFmpegError), video.opened(path) as opened:
         shown, wanted = display.size(opened), set(place.ticks)
         opened.seek(place.around[0])
-        for number, frame in progressive(_by_time(opened, ticks, 0)):
+        for number, frame in progressive(seek.by_time(opened, ticks, 0)):
             if place.around[number] in wanted:
                 converted[place.around[number]] = convert(frame, shown)
         if len(converted) == len(wanted):
@@ -467,11 +467,11 @@ def _visit(opened: OpenVideo, times: FrameTimes, runs: Sequence[range], wanted: 
             if number >= last:
                 break
 
-    with contextlib.suppress(_WrongTimesError, av.error.FFmpegError):  # some decoders cannot begin at a key frame
+    with contextlib.suppress(seek.WrongTimesError, av.error.FFmpegError):  # some decoders cannot begin at a key frame
         interlaced = display.may_be_interlaced(opened.stream)
-        for key, last in _sought(runs, times, interlaced=interlaced) if times.sought else ():
+        for key, last in seek.key_frames(runs, times, interlaced=interlaced) if times.sought else ():
             opened.seek(int(times.sought_at[key]))
-            take(_by_time(opened, times.sought_at[: last + 2], key), last + times.doubted)
+            take(seek.by_time(opened, times.sought_at[: last + 2], key), last + times.doubted)
         if not left:
             return
     left |= wanted
@@ -479,38 +479,6 @@ def _visit(opened: OpenVideo, times: FrameTimes, runs: Sequence[range], wanted: 
         take(enumerate(again.frames()), max(wanted))
     if left:
         raise MediaError(f"{len(left)} of {len(wanted)} frames could not be decoded")
-
-
-class _WrongTimesError(Exception):
-    """Frames come in another order than that of their times, or from another place than was sought."""
-
-
-def _by_time(opened: OpenVideo, ticks: NDArray[np.int64], key: int) -> Iterator[tuple[int, Any]]:
-    """Yield frames with their numbers from a key frame on, as long as a decoder gives them at these ticks."""
-    number = key
-    for frame in opened.frames():
-        if frame.pts is not None and frame.pts < ticks[key]:  # of an earlier key frame, or before this one in time
-            continue
-        if frame.pts != ticks[number]:
-            raise _WrongTimesError
-        yield number, frame
-        number += 1
-        if number == len(ticks):
-            return
-
-
-def _sought(runs: Sequence[range], times: FrameTimes, *, interlaced: bool) -> list[tuple[int, int]]:
-    """Return the key frames to begin with and the last frame that is needed from each, for ascending runs."""
-    found: list[tuple[int, int]] = []
-    for run in runs:
-        first = max(run.start - 1, 0) if interlaced else run.start  # fields are completed by those of the frame before
-        before = times.keys[times.keys <= first]
-        key, last = int(before[-1]) if len(before) else 0, run.stop - 1
-        if found and key <= found[-1][1]:  # the decoder comes by
-            found[-1] = found[-1][0], max(found[-1][1], last)
-        else:
-            found.append((key, last))
-    return found
 
 
 class ToRgb:
