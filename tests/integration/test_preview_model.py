@@ -24,7 +24,7 @@ from reelworks.models.config import ModelConfig
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.training.assembly import build
 from reelworks.training.assembly import preview_model as previews
-from reelworks.training.recipe import preview_model, recipe_file, validation
+from reelworks.training.recipe import preview_model, recipe_file, release_notes
 
 __all__ = ["lora", "pictures"]
 CPU = torch.device("cpu")
@@ -119,9 +119,9 @@ def test_other_layers_are_refused_before_weights_are_read(lora, monkeypatch):
 
 def test_what_a_licence_restricts_is_told():
     """Of FLUX.1-dev and of its relatives, by name; FLUX.1-schnell is free."""
-    assert "flux-dev: the FLUX Non-Commercial License" in (validation.licence_note(flux()) or "")
+    assert "flux-dev: the FLUX Non-Commercial License" in (release_notes.licence_note(flux()) or "")
     schnell = {"name": "flux-schnell", "weights": "black-forest-labs/FLUX.1-schnell"}
-    assert validation.licence_note(flux(model=schnell)) is None
+    assert release_notes.licence_note(flux(model=schnell)) is None
 
 
 def test_a_warning_names_ways_that_the_model_has():
@@ -129,7 +129,7 @@ def test_a_warning_names_ways_that_the_model_has():
 
     def warning(name, **changes):
         model = ModelConfig(name=name, weights="w")
-        return validation.distilled_warning(flux().model_copy(update={"model": model, **changes})) or ""
+        return release_notes.distilled_warning(flux().model_copy(update={"model": model, **changes})) or ""
 
     assert 'train on flux-dev and set samples.model = "flux-schnell"' in warning("flux-schnell")
     assert 'train on ltx-2.5 and set samples.model = "ltx-2.5-distilled"' in warning("ltx-2.5-distilled")
@@ -147,7 +147,7 @@ def test_a_warning_names_ways_that_the_model_has():
 def test_a_distilled_model_is_warned_of_until_something_prevents_the_loss():
     """FLUX.1-schnell with a LoRA alone; not with an adapter, nor where all weights are trained, nor on another model."""
     schnell = {"name": "flux-schnell", "weights": "black-forest-labs/FLUX.1-schnell"}
-    assert "lora.training_adapter" in (validation.distilled_warning(flux(model=schnell)) or "")
+    assert "lora.training_adapter" in (release_notes.distilled_warning(flux(model=schnell)) or "")
     adapted = flux(model=schnell, lora={"rank": 2, "training_adapter": "adapter.safetensors"})
     for recipe in (adapted, flux(model=schnell, lora=None), flux()):
-        assert validation.distilled_warning(recipe) is None
+        assert release_notes.distilled_warning(recipe) is None

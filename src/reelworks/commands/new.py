@@ -107,7 +107,7 @@ def _announce(request: NewLoraRequest) -> None:
 def _write(request: NewLoraRequest, *, json: bool = False, warns: bool = True) -> None:
     """Write the recipe and print a summary of it."""
     from reelworks.quickstart import quickstart
-    from reelworks.training.recipe import validation
+    from reelworks.training.recipe import release_notes
 
     with show.scan_progress(quiet=json) as on_progress:
         result = quickstart.lora(request, on_progress)
@@ -115,9 +115,9 @@ def _write(request: NewLoraRequest, *, json: bool = False, warns: bool = True) -
         show.json(result)
         return
     _print_result(request.path, result)
-    if (note := validation.licence_note(result.recipe)) is not None:
+    if (note := release_notes.licence_note(result.recipe)) is not None:
         show.line(f"licence of {note}")
-    if warns and (warning := validation.distilled_warning(result.recipe)) is not None:
+    if warns and (warning := release_notes.distilled_warning(result.recipe)) is not None:
         show.line(f"warning: {warning}")
 
 

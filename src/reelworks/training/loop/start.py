@@ -36,7 +36,7 @@ from reelworks.training.memory.recomputation import Cards
 from reelworks.training.observers import trackers
 from reelworks.training.precompute import encoding
 from reelworks.training.preflight import kernels, stage_data
-from reelworks.training.recipe import dataset, device_limits, recipe_file, validation
+from reelworks.training.recipe import dataset, device_limits, recipe_file, release_notes
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import compiled_encoder, optimizer_names, out_of_memory
@@ -105,7 +105,7 @@ def require_weights(recipe: Recipe, *, resumed: bool) -> dict[str, str]:
     """Raise if weights are missing that a start or a resume reads, warn of distilled ones, and return the sources."""
     sources = build.require_sources(recipe, resumed=resumed)
     preview_model.require_layers(recipe)
-    if (warning := validation.distilled_warning(recipe)) is not None:
+    if (warning := release_notes.distilled_warning(recipe)) is not None:
         logger.warning(warning)
     return sources
 

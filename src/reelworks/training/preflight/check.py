@@ -35,7 +35,7 @@ from reelworks.training.memory.dry_run import Encoder
 from reelworks.training.memory.estimate import size
 from reelworks.training.preflight import kernels, weights_check
 from reelworks.training.preflight.weights_check import WeightsReport
-from reelworks.training.recipe import dataset, device_limits, validation
+from reelworks.training.recipe import dataset, device_limits, release_notes
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import optimizer_names
 from reelworks.training.step.state import TrainState
@@ -204,7 +204,7 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int, 
     predicted = weights_check.run(recipe, denoiser, encoder, table.buckets) if weights and not violations else None
     if predicted is not None and predicted.fault is not None:
         violations.append(predicted.fault)
-    note = None if (told := validation.licence_note(recipe)) is None else f"licence of {told}"
+    note = None if (told := release_notes.licence_note(recipe)) is None else f"licence of {told}"
     largest = max(rehearsed, key=lambda one: one.activations_bytes + one.held_bytes, default=None)
     return CheckReport(
         device=str(this_process.device),
@@ -218,7 +218,7 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int, 
         memory=_memory(recipe, state, encoder, rehearsed=largest, shards=planned.shards),
         violations=[Violation.from_error(fault) for fault in violations],
         warnings=[
-            *(warning for warning in (validation.distilled_warning(recipe), note) if warning is not None),
+            *(warning for warning in (release_notes.distilled_warning(recipe), note) if warning is not None),
             *(compared.fault_lines() if compared else ()),
         ],
     )
