@@ -27,6 +27,7 @@ from reelworks.data.catalog.scan.scan import ScanProgress, ScanResult, scan_sour
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.media import probe
 from reelworks.data.media.location import Location
+from reelworks.data.run import lock
 from reelworks.data.run.folder import RunFolder
 
 
@@ -507,3 +508,21 @@ def test_a_catalog_that_may_only_be_read_is_as_good_while_nothing_has_changed(tm
             scan_sources([Source("d", data)], disk / "catalog", workers=1)
         with refused("file-unwritable", "catalog", says="Read-only"):
             scan_sources([Source("d", data)], disk / "none", workers=1)
+
+
+def test_without_the_lock_nothing_is_written_though_the_folder_could_be(
+    data: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the lock's file is another user's, in a folder that a group writes into."""
+    run(data, target)
+    before = Catalog.open(target).version
+
+    def refuse(*_: object, **__: object) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(lock, "_take", refuse)
+    assert run(data, target).version == before
+    media.write_picture(data / "more.png")
+    with refused("file-unwritable", "catalog", says="Permission denied"):
+        run(data, target)
+    assert Catalog.open(target).version == before

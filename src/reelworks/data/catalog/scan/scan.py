@@ -132,7 +132,11 @@ def _scan(
     if any(source.cut.startswith(clip_ranges.SCENES) for source in sources):
         scenes.require()
     listings = [list_source(source) for source in sources]
-    with _alone(catalog_path) as journal_in, files.writing("catalog", catalog_path), ScanJournal(journal_in) as journal:
+    with (
+        _locked(catalog_path) as (folder, unwritable),
+        files.writing("catalog", catalog_path),
+        ScanJournal(folder) as journal,
+    ):
         catalog = Catalog.open_or_new(catalog_path)
         update = Update(catalog)
         pairs = zip(sources, listings, strict=True)
@@ -141,9 +145,12 @@ def _scan(
         in_threads = not (finds_scenes or journal.died or update.crashes)
         examine_all = partial(_find_all, executor=executor, finds_scenes=finds_scenes, in_threads=in_threads)
         notes = _apply_all(update, listed, examine_all, on_progress, journal, engine)
-        frame_index.write(catalog_path, update.frame_times)
         retired = update.retired([source.name for source in sources])
-        if update.new or update.changed or len(retired) or update.outdated:
+        changes = update.new or update.changed or len(retired) or update.outdated
+        if changes and unwritable is not None:
+            raise unwritable
+        frame_index.write(catalog_path, update.frame_times)
+        if changes:
             named = [
                 {"name": of.dataset, "root": of.root, "scores": " ".join(of.files.scores), "reader": str(probe.VERSION)}
                 for of in listed
@@ -163,22 +170,21 @@ def _scan(
 
 
 @contextmanager
-def _alone(catalog_path: Path) -> Iterator[Path]:
-    """Hold the catalog's lock, and yield the folder of the scan's journal.
+def _locked(catalog_path: Path) -> Iterator[tuple[Path, UserError | None]]:
+    """Hold the catalog's lock, and yield the folder of the scan's journal, and why the lock cannot be had.
 
     A catalog that others share to be read is compared without: it is good as long as nothing in it is to be changed.
     """
     with ExitStack() as stack:
+        held = lock.hold(catalog_path / ".lock", doing="scan", field="catalog", remedy="wait until it has ended")
         try:
-            stack.enter_context(
-                lock.hold(catalog_path / ".lock", doing="scan", field="catalog", remedy="wait until it has ended")
-            )
+            stack.enter_context(held)
         except UserError as error:
             if error.code != "file-unwritable" or not (catalog_path / "catalog.json").exists():
                 raise
-            yield Path(stack.enter_context(TemporaryDirectory()))
+            yield Path(stack.enter_context(TemporaryDirectory())), error
             return
-        yield catalog_path
+        yield catalog_path, None
 
 
 def _apply_all(
