@@ -63,6 +63,18 @@ def test_control_folders_are_the_sources_of_edits(tmp_path: Path) -> None:
     assert fates(made)["sample.samples.0.ctrl_img_2"] == Fate.TAKEN
 
 
+def test_a_model_with_one_control_takes_one_folder_of_them(tmp_path: Path) -> None:
+    """Of several, none is chosen: the recipe's place for it is to be filled in."""
+    for folders, control, fate in (
+        (["canny"], "canny", Fate.TAKEN),
+        (["canny", "depth"], "controls", Fate.TO_FILL_IN),
+    ):
+        datasets = [{"folder_path": "pictures", "control_path": folders}]
+        made, recipe = converted(tmp_path, job(tmp_path, datasets=datasets), model="flux-control")
+        assert recipe.dataset[0].control == control
+        assert fates(made)["datasets.0.control_path"] is fate
+
+
 def test_the_networks_of_a_pair(tmp_path: Path) -> None:
     model = {
         "arch": "wan22_14b:t2v",

@@ -82,7 +82,9 @@ def set_companions(draft: ImportDraft, number: int, folders: Sequence[str], what
     takes = conditioning_of(draft).companions.takes
     if "source" in takes:
         return Fate.TAKEN, draft.set(f"dataset.{number}.source", [*folders] if len(folders) > 1 else folders[0])
-    if "control" in takes and len(folders) == 1:
+    if "control" in takes and len(folders) > 1:
+        return Fate.TO_FILL_IN, f"the model takes one control: set dataset.{number}.control to one of these folders"
+    if "control" in takes:
         return Fate.TAKEN, draft.set(f"dataset.{number}.control", folders[0])
     return takes_no(draft, what)
 

@@ -94,10 +94,8 @@ def _balancing(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.TAKEN, draft.set("dataset.*.repeats", repeats)
     found = _count(draft)
     if not found:
-        return (
-            Fate.TO_FILL_IN,
-            f"set dataset.{draft.numbers[0]}.repeats to {amount:g} divided by the number of pictures",
-        )
+        remark = f"set dataset.{draft.numbers[0]}.repeats to {amount:g} divided by the number of pictures"
+        return Fate.TO_FILL_IN, remark
     remark = draft.set("dataset.*.repeats", round(int(amount) / found, 6))
     return Fate.TAKEN, f"{remark}, {int(amount)} of {found} pictures"
 
