@@ -389,6 +389,22 @@ def test_ideogram_is_trained_at_the_timesteps_of_its_pipeline(
     ]
 
 
+def test_sd3s_numbers_are_its_timesteps_and_those_of_others_count_from_pure_noise(tmp_path: Path) -> None:
+    density = "--weighting_scheme logit_normal --logit_mean 0.5 --logit_std 0.8"
+    for command, mean in (
+        (f"python sd3_train_network.py --pretrained_model_name_or_path sd3.5_large.safetensors {density}", 0.5),
+        (
+            "python flux_train_network.py --pretrained_model_name_or_path flux1-dev.safetensors --timestep_sampling sigma "
+            f"{density}",
+            -0.5,
+        ),
+    ):
+        objective = converted(tmp_path, command=f"{command} --network_module networks.lora --network_dim 4")[
+            1
+        ].objective
+        assert (objective.timestep_sampling, objective.logit_mean, objective.logit_std) == ("logit-normal", mean, 0.8)
+
+
 @pytest.mark.parametrize(
     ("options", "sampling", "shift"),
     [

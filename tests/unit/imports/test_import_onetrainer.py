@@ -83,6 +83,16 @@ def test_a_warm_up_is_a_share_of_all_steps_up_to_one_and_a_number_of_them_above(
         assert (fate, recipe.train.warmup_steps) == (Fate.TAKEN, steps)
 
 
+@pytest.mark.parametrize(("every", "unit", "steps"), [(40, "STEP", 10), (1, "STEP", 1), (7, "ALWAYS", 1)])
+def test_what_is_done_every_so_many_batches_is_done_every_so_many_steps(
+    tmp_path: Path, every: int, unit: str, steps: int
+) -> None:
+    names = ("save_every", "sample_after")
+    given = dict.fromkeys(names, every) | {f"{name}_unit": unit for name in names}
+    _, recipe = converted(tmp_path, write(tmp_path, PRESET | given | {"gradient_accumulation_steps": 4}))
+    assert (recipe.checkpoints.every_steps, recipe.samples.every_steps) == (steps, steps)
+
+
 def test_a_rescaled_schedule_predicts_v(tmp_path: Path) -> None:
     """OneTrainer then trains v, whatever `force_v_prediction` says."""
     values = {"model_type": "STABLE_DIFFUSION_XL_10_BASE", "rescale_noise_scheduler_to_zero_terminal_snr": True}

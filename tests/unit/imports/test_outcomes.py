@@ -58,7 +58,6 @@ def outcome(given: list[str] | dict[str, Any], trainer: str, folder: Path) -> li
 
 
 @pytest.mark.parametrize("kept", sorted(OUTCOMES.glob("*.json")), ids=lambda path: path.stem)
-@pytest.mark.quick_cases(1)
 def test_an_import_is_what_it_was(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for case in json.loads(kept.read_text(encoding="utf-8")):
