@@ -65,3 +65,25 @@ def test_a_resume_tells_of_weights_that_moved_on_the_hub(
         resume.log_moved_sources(folder, {"model.weights": now, "autoencoder.weights": NEW})
     assert (OLD in caplog.text) == warns
     assert len(caplog.records) == int(warns), json.dumps(caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("key", "split", "is_lora", "says"),
+    [
+        ("seed", 0.1, True, "other clips are held out now"),
+        ("seed", 0.0, True, ""),
+        ("validation.group", 0.1, True, "other clips are held out now"),
+        ("validation.split", 0.0, True, "other clips are held out now"),
+        ("validation.timesteps", 0.1, True, ""),
+        ("model.weights", 0.1, False, "model.weights has no effect"),
+        ("model.weights", 0.1, True, ""),
+    ],
+)
+def test_a_resume_tells_what_a_changed_key_changes_besides(key: str, split: float, is_lora: bool, says: str) -> None:
+    """A LoRA goes on upon other weights of its base."""
+    made = recipe()
+    changed = {"validation": made.validation.model_copy(update={"split": split})} | ({} if is_lora else {"lora": None})
+    made = made.model_copy(update=changed)
+    told = [*resume.effects([key], made)]
+    assert len(told) == bool(says)
+    assert "".join(told).startswith(says)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -109,13 +109,7 @@ def _resume(started: StartedStage, model: TrainedModel) -> tuple[DataPosition, i
     if request.load is not None:
         changes.append("--load has no effect: the run resumes from its own checkpoint")
     keys: Any = run.world.broadcast([change.key for change in of_recipe])
-    holds_out = data.recipe.validation.split or "validation.split" in keys
-    if holds_out and any(key.startswith(_OF_THE_SPLIT) for key in keys):
-        changes.append(
-            "other clips are held out now, some of which may have been trained: the losses of validation cannot be compared"
-        )
-    if data.recipe.lora is None and "model.weights" in keys:
-        changes.append("model.weights has no effect on the trained weights: the run resumes from its own checkpoint")
+    changes.extend(effects(keys, data.recipe))
     if any(key.startswith(_OF_THE_LOSS) for key in keys):
         model.state.spikes = SpikeDetector()  # losses and gradients have another size now
     restart_data = request.restart_data
@@ -138,6 +132,14 @@ def _resume(started: StartedStage, model: TrainedModel) -> tuple[DataPosition, i
     for line in (*data_changes, *changes):
         logger.info(line)
     return position, step
+
+
+def effects(keys: Sequence[str], recipe: Recipe) -> Iterator[str]:
+    """Yield what else changes for a run that goes on with a recipe of which these keys have changed."""
+    if (recipe.validation.split or "validation.split" in keys) and any(key.startswith(_OF_THE_SPLIT) for key in keys):
+        yield "other clips are held out now, some of which may have been trained: the losses of validation cannot be compared"
+    if recipe.lora is None and "model.weights" in keys:
+        yield "model.weights has no effect on the trained weights: the run resumes from its own checkpoint"
 
 
 def _whole_epoch(data: RecipeData, spec: PlanSpec, position: DataPosition) -> DataPosition:
