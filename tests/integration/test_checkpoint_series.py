@@ -15,6 +15,7 @@ import children
 import killing
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from test_lora import lora, on_file, pictures
 
@@ -188,7 +189,7 @@ def test_the_best_by_a_mixture_survives_pruning_and_each_reason_has_its_parts(tr
     )
 
 
-def test_a_checkpoint_that_vanishes_is_left_out_with_a_line(
+def test_a_checkpoint_that_vanishes_or_makes_no_pictures_is_left_out_with_a_line(
     trained: Any, monkeypatch: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     run, _ = trained
@@ -199,16 +200,19 @@ def test_a_checkpoint_that_vanishes_is_left_out_with_a_line(
         if checkpoint == store.path(2) and checkpoint.exists():
             checkpoint.rename(aside)
         read(self, checkpoint, **options)
+        if checkpoint == store.path(3):
+            next(self.boundary.denoiser.module.parameters()).data.fill_(torch.nan)
 
     monkeypatch.setattr(checkpoint_series.LoadedModel, "read", vanishing)
     try:
         with caplog.at_level(logging.INFO, "reelworks"):
-            series = measured(run, "1,2,3", seed=11)
+            series = measured(run, "1,2,3,4", seed=11)
     finally:
         aside.rename(store.path(2))
-    assert [one.step for one in series.checkpoints] == [1, 3]
-    assert [each.step for each in series.skipped] == [2]
-    assert any(note.startswith("step 2 is left out: the checkpoint does not exist") for note in series.notes())
+    assert [one.step for one in series.checkpoints] == [1, 4]
+    assert [each.step for each in series.skipped] == [2, 3]
+    for why in ("step 2 is left out: the checkpoint does not exist", "step 3 is left out: the latents hold infinities"):
+        assert any(note.startswith(why) for note in series.notes())
 
 
 BROKEN = """

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -112,6 +114,16 @@ def test_a_file_that_states_no_size_is_read_whole_or_refused() -> None:
     assert STATES_NO_SIZE.stat().st_size == 0
     with pytest.raises(OSError, match="at most"):
         user_files.read_bytes(STATES_NO_SIZE, len(whole) // 2)
+
+
+def test_what_is_unpacked_is_read_up_to_its_limit_however_small_the_packed_file_is() -> None:
+    most = 3 << 20
+    with gzip.open(io.BytesIO(gzip.compress(bytes(most)))) as file:
+        assert user_files.read_open(file, "clips.csv.gz", most) == bytes(most)
+    with gzip.open(io.BytesIO(gzip.compress(bytes(4 * most)))) as file:
+        with pytest.raises(OSError, match=r"at most 3,145,728 are read .*clips\.csv\.gz"):
+            user_files.read_open(file, "clips.csv.gz", most)
+        assert file.tell() < 2 * most
 
 
 def test_a_user_without_a_home_has_folders_of_its_own_and_is_told(

@@ -44,7 +44,7 @@ from reelworks.data.media.sound import SoundRequest
 from reelworks.models.config import AutoencoderConfig
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.training.assembly import build
-from reelworks.training.encoding import request_key, upkeep, values
+from reelworks.training.encoding import request_key, store, upkeep, values
 from reelworks.training.encoding.encoders import FrozenEncoders
 from reelworks.training.encoding.precompute import reachable
 from reelworks.training.encoding.precompute.encode import Encoding, EncodingForecast
@@ -280,6 +280,19 @@ def test_a_store_that_cannot_be_written_is_read_and_told_where_it_lacks_somethin
     (source.store.path / "claims").unlink()
     (source.store.path / "claims").mkdir()  # root could open a file
     with refused("file-unwritable", "encode.folder", says="a place that is writable"):
+        encoding.encode_missing(job)
+
+
+def test_a_disk_that_is_full_ends_the_encoding(recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No clip is to blame for it, and others would be encoded in vain."""
+
+    def full(call: str, path: Path) -> None:
+        if call == "write" and path.parent.name == "shards":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(store, "_COMMIT_BYTES", 1)
+    job = prepared(recipe)[0]
+    with storage.guarded(full), refused("file-unwritable", "encode.folder", says="free space"):
         encoding.encode_missing(job)
 
 

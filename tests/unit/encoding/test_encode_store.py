@@ -314,9 +314,10 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     width=st.integers(1, 5),
     pooled=st.integers(0, 4),
     narrow=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float16]),
 )
 def test_a_packed_embedding_keeps_every_token_that_counts(
-    mask: list[bool], width: int, pooled: int, narrow: bool
+    mask: list[bool], width: int, pooled: int, narrow: bool, dtype: torch.dtype
 ) -> None:
     generator = torch.Generator().manual_seed(len(mask))
     tokens = torch.randn(1, len(mask), width, generator=generator)
@@ -325,11 +326,12 @@ def test_a_packed_embedding_keeps_every_token_that_counts(
     pooled_BP = torch.randn(1, pooled, generator=generator)
     if narrow:
         tokens, pooled_BP = tokens.bfloat16().float(), pooled_BP.bfloat16().float()
+    tokens, pooled_BP = tokens.to(dtype), pooled_BP.to(dtype)
     packed = values.pack(TextEmbedding(tokens, mask_BL, pooled_BP))
     again = values.unpack(packed)
-    assert torch.equal(again.tokens, tokens)
+    assert torch.equal(again.tokens, tokens.float())
     assert torch.equal(again.mask, mask_BL)
-    assert torch.equal(again.pooled, pooled_BP)
+    assert torch.equal(again.pooled, pooled_BP.float())
     least = sum(mask) * width + pooled
     assert packed.nbytes <= 48 + len(mask) + 4 * least
     if narrow:

@@ -343,6 +343,22 @@ def test_lengths_are_those_of_velocities_whatever_the_network_predicts():
     torch.testing.assert_close(made, wanted)
 
 
+def test_a_predicted_clip_and_its_sound_are_where_their_velocities_lead_from_their_own_timesteps():
+    random = torch.Generator().manual_seed(1)
+    noisy, predicted = (tuple(torch.randn(2, 2, 4, 3, 1, 1, generator=random)) for _ in range(2))
+    times = torch.tensor([900.0, 900.0]), torch.tensor([600.0, 600.0])
+    clip = SimpleNamespace(
+        _objective=ObjectiveConfig(prediction="sample"),
+        _device=torch.device("cpu"),
+        _inputs=lambda *_, sound: sound,
+        _boundary=SimpleNamespace(both=lambda _: predicted),
+    )
+    for start, velocity, t_B, end in zip(
+        noisy, pipeline._Generation._both(clip, *noisy, *times, None), times, predicted, strict=True
+    ):
+        torch.testing.assert_close(start + velocity * t_B[0] / 1000, end)
+
+
 def test_ltx_2_makes_frames_without_sound(places):
     """From the folder of a whole pipeline with sound, frames alone are made, by our own sampler, which says why."""
     options = GenerateOptions(Shape(9, 64, 64), 12.0, 2, 3.0, seed=5)

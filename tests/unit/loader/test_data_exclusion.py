@@ -261,10 +261,11 @@ def test_an_epoch_that_choices_leave_empty_names_the_choice(folder: Path) -> Non
 
 
 def test_one_folder_that_is_held_out_whole_says_how_to_divide_it(tmp_path: Path) -> None:
+    """By files, unless it is divided so already: then by fewer of them."""
     for i in range(4):
         files.picture(tmp_path / "data" / f"{i}.png", grey=i)
-    data = files.opened(files.recipe(tmp_path, validation={"split": 0.999, "group": "folder"}))
-    with refused("empty-epoch", "validation.split", says="4 of 4 clips are held out") as caught:
-        results.as_json(plan_forecast.forecast(data.recipe, 1))
-    assert caught.value.field == "validation.split"
-    assert 'validation.group = "file"' in caught.value.remedy
+    for group, more in (("folder", ', or set validation.group = "file"'), ("file", "")):
+        data = files.opened(files.recipe(tmp_path, validation={"split": 0.999, "group": group}))
+        with refused("empty-epoch", "validation.split", says="4 of 4 clips are held out") as caught:
+            results.as_json(plan_forecast.forecast(data.recipe, 1))
+        assert caught.value.remedy == f"lower validation.split{more}"

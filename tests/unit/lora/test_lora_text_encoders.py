@@ -205,6 +205,16 @@ def test_peft_s_settings_of_an_encoder_name_its_layers(tmp_path: Path) -> None:
         torch.testing.assert_close(found[f"lora_te1_{other.replace('.', '_')}"], wanted[other])
 
 
+@pytest.mark.parametrize("part", ["text_encoder_2", "text_encoder_3"])
+def test_peft_s_settings_of_a_t5_are_those_of_its_folder(tmp_path: Path, part: str) -> None:
+    """Which depends on the model, and is no name of it in other files."""
+    source, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    header = {METADATA: json.dumps({f"{part}.r": 2, f"{part}.lora_alpha": 8})}
+    wanted = lora(source, {T5_Q: (8, 8)}, ranks=2, prefix=f"{part}.", header=header)
+    convert.convert(ConvertLoraRequest(file=source, output=target, to="kohya"))
+    torch.testing.assert_close(updates_of(target), {f"lora_te3_{T5_Q.replace('.', '_')}": 4 * wanted[T5_Q]})
+
+
 # Full weights
 
 

@@ -145,6 +145,21 @@ def test_it_is_measured_again_for_another_caption_or_other_weights_and_not_else(
     assert column(catalog, "agreement")[3] != told[3]
 
 
+def test_values_are_those_of_their_clips_where_a_network_measures_only_some_of_them(
+    catalog: Path, weights: Path, decoded: list[str]
+) -> None:
+    entries = (f"agreement={weights / 'clip'}", f"aesthetic={weights / 'aesthetic'}")
+    measured(catalog, entries[0])
+    before = column(catalog, "agreement")
+    (catalog.parent / "data" / "3.txt").write_text("red", encoding="utf-8")
+    scan(catalog.parent)
+    assert measured(catalog, *entries).measured == 4
+    now = column(catalog, "agreement")
+    assert now[:2] == before[:2]
+    assert np.isfinite(now[3])
+    assert now[3] != before[3]
+
+
 def test_aesthetic_is_the_published_head_upon_the_embedding(catalog: Path, weights: Path, decoded: list[str]) -> None:
     measured(catalog, f"aesthetic={weights / 'aesthetic'}")
     vision = transformers.CLIPVisionModelWithProjection.from_pretrained(weights / "aesthetic")

@@ -101,11 +101,13 @@ def test_kept_entries_plan_as_the_same_ones_written_out(folder):
 
 
 def test_the_forecast_says_what_was_chosen_and_why(folder):
+    made.picture(folder / "data" / "tiny.png", (8, 8))
     made.opened(recipe(folder))
     told = results.as_json(plan_forecast.forecast(recipe(folder), 1))["chosen_buckets"]
     assert not told["kept"]
+    assert (told["reached"], told["clips"]) == (6, 7)
     assert all(entry["why"] in line for entry, line in zip(told["entries"], told["lines"][1:], strict=True))
-    assert "6 of 6 clips fit" in told["lines"][0]
+    assert "6 of 7 clips fit" in told["lines"][0]
 
 
 def test_no_clip_to_propose_for_is_told_with_the_reasons(tmp_path):
