@@ -448,8 +448,8 @@ def test_captions_in_a_list_that_was_edited_go_into_the_record_and_the_prompt(da
     with refused("output-exists", "list"):
         run(data, list=data / "new.jsonl")
     asked = 'sed -E \'s/.*prompt": "([^"]*)".*/Not \\1/\''
-    run(data, list=data / "new.jsonl", overwrite=True, command=asked, prompt="{caption}")
-    assert lines(data / "new.jsonl")[0]["text"] == "Not Mine."
+    run(data, list=data / "new.jsonl", overwrite=True, command=asked, prompt="{name}: {caption}")
+    assert lines(data / "new.jsonl")[0]["text"] == "Not p0: Mine."
     assert "Mine." in {line.get("former") for line in lines(data / f".new.jsonl{record.NAME}")}
 
 

@@ -522,6 +522,7 @@ def test_what_the_hub_refuses_is_told_in_its_words(run, hub, fault):
     hub.uploads.faults[end] = Refused(status, message)
     with refused(code, "to", says=message.partition(" at")[0]) as told:
         do(run)
+    assert told.value.value == NAME
     assert str(told.value).count("\n") == 1, "a line, and its remedy"
     assert "secret" not in str(told.value)
     assert "hf_anna" not in str(told.value)
@@ -545,8 +546,9 @@ def test_who_may_write_and_where_is_asked_before_anything_is_exported(run, hub, 
         assert do(run, to=name).commit
         return
     monkeypatch.setattr(publish.export_run, "export", None)  # which would fail
-    with refused(code, "to", says=says):
+    with refused(code, "to", says=says) as told:
         do(run, to=name)
+    assert told.value.value == name
     assert hub.repositories == {}
 
 

@@ -217,6 +217,9 @@ def test_a_result_is_replaced_as_a_whole_if_asked_for_and_nothing_else_is(
     assert (out / "base.safetensors").stat().st_mtime_ns > ages
     assert (tmp_path / "link").is_symlink()
     (tmp_path / "link").unlink()
+    for base_there in (out, out / "base.safetensors"):
+        with refused("output-file-invalid", "output", says="it holds the base"):
+            apply.apply(ApplyLorasRequest(**asked | {"base": base_there}, overwrite=True))
     (tmp_path / "here").mkdir()
     (out / "mine.txt").touch()
     with refused("output-file-invalid", "output", says="other files than those of a result: mine.txt"):

@@ -262,6 +262,14 @@ GIVEN_SOUND = {"modes": {"video": 1.0}, "times": "shared", "loss_weight": 5.0}
             ["objective.target_guidance_scale"],
         ),
         ({"lora": {}, "objective": {"target_guidance_scale": 3.0}}, []),
+        (
+            {"validation": {"split": 0.0, "group": "folder", "timesteps": [500.0], "max_clips": 4}},
+            ["validation.group", "validation.timesteps", "validation.max_clips"],
+        ),
+        (
+            {"data": {"frame_interval": 2, "clip_start": "start", "short_clips": "hold", "interlaced": "reject"}},
+            ["data.frame_interval", "data.clip_start", "data.short_clips", "data.interlaced"],
+        ),
         ({"sound": GIVEN_SOUND}, ["sound.times"]),
         ({"sound": GIVEN_SOUND, "validation": {"split": 0.0}}, ["sound.times", "sound.loss_weight"]),
         ({"sound": GIVEN_SOUND | {"modes": {"video": 0.9}}, "validation": {"split": 0.0}}, []),
