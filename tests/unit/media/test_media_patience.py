@@ -11,9 +11,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -128,6 +128,7 @@ def _half(path: Path) -> None:
 def test_a_verdict_on_the_file_is_given_at_once(
     tmp_path: Path, pauses: list[float], name: str, damage: Callable[[Path], None]
 ) -> None:
+    (tmp_path / "other").touch()
     damage(tmp_path / name)
     with pytest.raises(MediaError) as told:
         load(request(tmp_path / name))
@@ -307,7 +308,7 @@ def rights(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Rig
 @contextmanager
 def decoding(
     seconds: float, leaves: Callable[[], bool] = lambda: False
-) -> Iterator[Callable[[list[Location]], list[object]]]:
+) -> Iterator[Callable[[Sequence[Path | Location]], list[object]]]:
     with closing(DecodePool(0, 60.0, patience_seconds=seconds, leaves=leaves)) as pool:
         yield lambda files: [job.result() for job in [pool.submit(request(file)) for file in files]]
 
@@ -493,6 +494,27 @@ def test_a_storage_that_stays_away_is_no_failure_of_a_clip(rights: _Rights, ends
         rights.refused = lambda path: True
         with refused("storage-away", says=r"memory://rights/.\.png: .*refuses it"):
             decode(rights.files)
+
+
+@pytest.mark.parametrize("leaves_folder", [True, False])
+def test_a_mount_that_is_gone_is_waited_for(rights: _Rights, tmp_path: Path, leaves_folder: bool) -> None:
+    mount, away = tmp_path / "media" / "disk", tmp_path / "away"
+    mount.mkdir(parents=True)
+    (tmp_path / "a.png").rename(mount / "a.png")
+    mount.rename(away)
+    if leaves_folder:
+        mount.mkdir()
+
+    def comes_back() -> bool:
+        if away.exists():
+            with suppress(FileNotFoundError):
+                mount.rmdir()
+            away.rename(mount)
+        return False
+
+    with decoding(60.0, comes_back) as decode:
+        assert not isinstance(decode([mount / "a.png"])[0], Failure)
+        assert decode([mount / "b.png"]) == [Failure("No such file or directory")]  # beside another: it was removed
 
 
 _LEAVES = """

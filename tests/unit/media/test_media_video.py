@@ -196,9 +196,9 @@ def test_a_playlist_in_disguise_opens_nothing(clip: Path, tmp_path: Path, text: 
 
 
 def test_what_is_no_video(tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").write_bytes(b"")
     with pytest.raises(MediaError, match=r"^No such file or directory$"):
         load(request(tmp_path / "none.mp4"))
-    (tmp_path / "a.mp4").write_bytes(b"")
     with pytest.raises(MediaError, match="Error"):
         load(request(tmp_path / "a.mp4"))
 

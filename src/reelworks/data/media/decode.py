@@ -113,7 +113,9 @@ class NotGivenError(MediaError):
         may_vanish: Whether it may give it on a retry.
     """
 
-    may_vanish = False
+    def __init__(self, problem: str, *, may_vanish: bool) -> None:
+        super().__init__(problem)
+        self.may_vanish = may_vanish
 
 
 @dataclass(frozen=True)
@@ -245,12 +247,15 @@ def with_reasons(file: MediaPath, read: Callable[[MediaPath], R]) -> R:
     except (ProbeError, storages.ChangedError) as error:
         raise MediaError(str(error)) from None
     except FileNotFoundError:
-        raise MediaError("No such file or directory") from None
+        if location.is_remote(file) or location.answers(file):
+            raise MediaError("No such file or directory") from None
+        raise NotGivenError(
+            "No such file or directory, nor any other in its folder: is it mounted?", may_vanish=True
+        ) from None
     except Exception as error:  # decoders raise nearly anything on damaged input
         if storages.is_of_storage(error):
-            refused = NotGivenError(f"the storage does not give it: {error}")
-            refused.may_vanish = retry.is_transient(error) or isinstance(error, retry.BusyError)
-            raise refused from error
+            may_vanish = retry.is_transient(error) or isinstance(error, retry.BusyError)
+            raise NotGivenError(f"the storage does not give it: {error}", may_vanish=may_vanish) from error
         raise MediaError(f"{type(error).__name__}: {error}") from error
 
 

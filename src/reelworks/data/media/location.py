@@ -7,6 +7,7 @@ member of a remote archive, is copied to a local cache of bounded size first, si
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import io
 import os
@@ -153,10 +154,18 @@ def storage_of(file: MediaPath) -> str:
 
 
 def answers(file: MediaPath) -> bool:
-    """Return whether the storage of a file answers: it gives a byte of that remote file, or lists the folder of a local one."""
+    """Return whether the storage of a file answers: it gives a byte of that remote file, or what a local one was in has files."""
     if is_remote(file):
         return _answers(lambda: storages.read_range(file.file, file.start or 0, 1))
-    return _answers(lambda: next(os.scandir(storage_of(file)), None))
+    return _answers(lambda: _require_mounted(_path(file).absolute()))
+
+
+def _require_mounted(file: Path) -> None:
+    """Refuse a file of which nothing is left but an empty folder, or not even that: so it looks where a mount is gone."""
+    folder = next((folder for folder in file.parents if folder.is_dir()), file)
+    with os.scandir(folder) as entries:
+        if next(entries, None) is None:
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
 
 
 def _answers(question: Callable[[], object]) -> bool:
