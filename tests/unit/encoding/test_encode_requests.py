@@ -574,7 +574,7 @@ def test_clips_that_cannot_be_trained_are_named_as_training_names_them(recipe: d
     file.write_text(tomli_w.dumps(recipe), encoding="utf-8")
     told = CliRunner().invoke(app, ["encode", str(file)])
     assert told.exit_code == 0
-    for clip in ("footage/bad.mp4: unreadable", "footage/c1.mkv: no_caption: no caption file"):
+    for clip in ("footage/bad.mp4: unreadable", "footage/c1.mkv: no_caption: no caption"):
         assert f"left out: {clip}" in told.output
 
 
@@ -594,3 +594,27 @@ def test_what_is_no_number_is_told_and_not_stored(recipe: dict[str, Any], monkey
     _, progress = encoding.encode_missing(prepared(recipe)[0])
     assert all("holds infinities or NaN" in reason for _, reason in progress.failures)
     assert 0 < missing(recipe)[0] == len(progress.failures) < CLIPS
+
+
+def test_a_clip_whose_latents_are_no_numbers_fails_and_is_not_encoded_again(
+    recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the step that finds it, of which the others are trained."""
+    _, source, data = prepared(recipe)
+    encoder, encoded, calls = build.lazy_encoder(data.recipe, CPU), values.encode, itertools.count()
+
+    def broken(*given: Any) -> torch.Tensor:
+        return encoded(*given) * (torch.nan if next(calls) == 1 else 1.0)
+
+    monkeypatch.setattr(values, "encode", broken)
+    told, number = [], []
+    for _ in range(2):
+        read = batches(data, source)
+        done = [examples.batch_encoder(encoder, source).encode(each, [False] * len(each.captions)) for each in read]
+        assert all(bool(each.latent.isfinite().all()) for each in done)
+        told.append([(each.batch.is_valid.tolist(), each.batch.failures) for each in done])
+        number.append(next(calls))
+    assert told[0] == told[1] == [(each.is_valid.tolist(), each.failures) for each in read]
+    ((_, reason),) = (failure for _, failures in told[0] for failure in failures)
+    assert "holds infinities or NaN" in reason
+    assert number[1] == number[0] + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -48,6 +49,18 @@ def test_what_was_put_is_read(tmp_path: Path, dtype: torch.dtype) -> None:
     again = EncodedStore.open(tmp_path).read(wanted(1).key)
     assert again.dtype == dtype
     assert torch.equal(again, value)
+
+
+@pytest.mark.parametrize("part", ["tokens", "pooled"])
+def test_an_embedding_that_is_no_number_is_not_stored_as_no_latent_is(tmp_path: Path, part: str) -> None:
+    store, text = EncodedStore.open(tmp_path), replace(wanted(1), kind="text")
+    good = TextEmbedding(torch.ones(1, 2, 3), torch.ones(1, 2, dtype=torch.bool), torch.ones(1, 3))
+    for value in (values.pack(good._replace(**{part: getattr(good, part) * torch.inf})), torch.tensor([torch.nan])):
+        each = text if value.dtype == torch.uint8 else wanted(2)
+        store.put(each, value)
+        assert each.key not in store
+        assert "holds infinities or NaN" in store.refused[each.key]
+    store.put(text, values.pack(good))
 
 
 def test_what_waits_for_half_a_minute_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ class BatchEncoder(ABC, Generic[BatchT]):
 
     def encode(self, batch: BatchT, dropped: Sequence[bool], *, guided: bool = False) -> EncodedBatch:
         """Encode a micro-batch, where `dropped` is True with the empty caption; `guided` embeds that for all, too."""
-        encoded = self._values(batch)
+        batch, encoded = self._values(batch)
         latent = encoded[LATENT]
         return EncodedBatch(
             batch,
@@ -84,8 +84,11 @@ class BatchEncoder(ABC, Generic[BatchT]):
         )
 
     @abstractmethod
-    def _values(self, batch: BatchT) -> Mapping[str, Tensor]:
-        """Return the clips' latents and what else is computed of their frames and sound, `[B, ...]` by name."""
+    def _values(self, batch: BatchT) -> tuple[BatchT, Mapping[str, Tensor]]:
+        """Return the micro-batch, of which more clips may have failed, and what is computed of their frames and sound.
+
+        That is the clips' latents and other values, `[B, ...]` by name.
+        """
 
     @abstractmethod
     def _texts(self, batch: BatchT, dropped: Sequence[bool]) -> TextEmbedding:
@@ -106,7 +109,7 @@ class LiveBatchEncoder(BatchEncoder[MicroBatch]):
         """Yield the micro-batches of `requests` in their order, which are decoded ahead. Collective in a group."""
         return shared_batches.over_group(requests, lambda own: prefetch.read_ahead(own, pool, budget_bytes), self.world)
 
-    def _values(self, batch: MicroBatch) -> dict[str, Tensor]:
+    def _values(self, batch: MicroBatch) -> tuple[MicroBatch, dict[str, Tensor]]:
         encoders, shape = self.encoders, batch.request.shape
         encoded = {LATENT: encoders.latents(batch.frames)}
         if REJECTED in batch.companions:
@@ -115,7 +118,7 @@ class LiveBatchEncoder(BatchEncoder[MicroBatch]):
             assert batch.sound is not None, "a recipe with sound reads it"
             encoded[SOUND] = encoders.sound.latents(batch.sound, encoders.device)
         companions = conditioning.with_drawn_masks(batch.companions, batch.request.masks, shape)
-        return encoded | conditioning.condition_values(encoders, companions, batch.frames, shape.num_frames)
+        return batch, encoded | conditioning.condition_values(encoders, companions, batch.frames, shape.num_frames)
 
     def _texts(self, batch: MicroBatch, dropped: Sequence[bool]) -> TextEmbedding:
         num_frames = batch.request.shape.num_frames

@@ -35,6 +35,7 @@ from torch import Tensor
 from reelworks.core import digests, files, storage, units
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
+from reelworks.training.encoding import values
 from reelworks.training.encoding.request_key import Wanted, key_words
 
 FORMAT_VERSION = 1
@@ -71,6 +72,9 @@ class StoredEntry:
 class EncodedStore:
     """Stored tensors by key; safe to use from several threads, and by several processes at once.
 
+    Attributes:
+        refused: Why a value is not stored that this process has computed, by its key: computed again, it would be the same.
+
     Examples:
         >>> import tempfile, torch
         >>> from reelworks.training.encoding.request_key import Wanted
@@ -85,6 +89,7 @@ class EncodedStore:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.refused = dict[str, str]()
         self._lock = threading.RLock()
         self._parts = set[str]()
         self._words: NDArray[np.uint64] = np.zeros((0, 2), dtype=np.uint64)
@@ -151,17 +156,18 @@ class EncodedStore:
     def put(self, wanted: Wanted, value: Tensor) -> None:
         """Store a tensor with the next commit, which happens by itself after 256 MB or half a minute.
 
+        One with infinities or NaN, of which nothing can be learnt, is among the `refused` ones instead.
+
         Raises:
-            UserError: It holds infinities or NaN, of which nothing can be learnt, or see `commit`.
+            UserError: See `commit`.
         """
         value = value.detach().to("cpu", copy=True).contiguous()
-        if not value.isfinite().all():
-            raise UserError(
-                f"the {wanted.kind} of {wanted.label} holds infinities or NaN",
-                code="encoded-not-finite",
-                field="encode",
-                remedy='let the encoder compute in float32, as with autoencoder.dtype = "float32", or use other weights for it',
+        if not values.is_finite(wanted.kind, value):
+            self.refused[wanted.key] = (
+                f"the {wanted.kind} of {wanted.label} holds infinities or NaN; let the encoder compute in float32, as with "
+                'autoencoder.dtype = "float32", or use other weights for it'
             )
+            return
         with self._lock:
             if not self._pending:
                 self._pending_since = time.monotonic()
@@ -185,11 +191,9 @@ class EncodedStore:
             # The last of several entries of a key counts, also where a clock went back, or that of another node is ahead.
             last = max((int(part.partition("-")[0]) for part in self._parts), default=0)
             name = f"{max(time.time_ns(), last + 1):020d}-{uuid.uuid4().hex[:8]}"
-            try:
+            with files.writing("encode.folder", self.path):
                 files.write_bytes(self._shard_file(name), data)
                 files.write_bytes(self._index_file(name), _parquet(rows))
-            except OSError as error:
-                raise files.unwritable("encode.folder", self.path, error) from error
             self._parts.add(name)
             self._added.update((row["key"], _entry(row, name)) for row in rows)
 

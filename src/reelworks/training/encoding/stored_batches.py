@@ -131,13 +131,16 @@ class StoredBatchEncoder(BatchEncoder[StoredBatch]):
                 for batch in prefetch.read_ahead(_remaining(items, waiting), pool, budget_bytes):
                     yield waiting.popleft().complete(batch)
 
-    def _values(self, batch: StoredBatch) -> dict[str, Tensor]:
+    def _values(self, batch: StoredBatch) -> tuple[StoredBatch, dict[str, Tensor]]:
+        failures = dict(batch.failures)
         for i in range(len(batch.wanted)):
-            self._complete(batch, i)
+            self._complete(batch, i, failures)
+        is_valid, real_failures = valid_clips(batch.request, failures)
+        batch = replace(batch, is_valid=is_valid, failures=real_failures)
         # The first clip has the names of all: clips of a micro-batch have the same companions.
         names = [name for name in batch.wanted[0] if name not in TEXTS]
         stacked = {name: torch.stack([found[name] for found in batch.found]) for name in names}
-        return {name: upload.to_device(value, self.encoders.device).float() for name, value in stacked.items()}
+        return batch, {name: upload.to_device(value, self.encoders.device).float() for name, value in stacked.items()}
 
     def _texts(self, batch: StoredBatch, dropped: Sequence[bool]) -> TextEmbedding:
         drops = self.encoders.conditioning.empty_caption == "encoded"
@@ -179,8 +182,11 @@ class StoredBatchEncoder(BatchEncoder[StoredBatch]):
                 self.source.keep(wanted, packed)
         return values.unpack(packed)
 
-    def _complete(self, batch: StoredBatch, i: int) -> None:
-        """Compute the values that are missing of a clip, and store them unless its file failed or has changed."""
+    def _complete(self, batch: StoredBatch, i: int, failures: dict[int, str]) -> None:
+        """Compute the values that are missing of a clip, and store them unless its file failed or has changed.
+
+        A clip with a value that is not finite is added to `failures`.
+        """
         request, found, keys = batch.request, batch.found[i], self.source.keys
         for name in batch.wanted[i]:
             if name in TEXTS or name in found:
@@ -198,6 +204,9 @@ class StoredBatchEncoder(BatchEncoder[StoredBatch]):
             found[name] = value = value.to(latent_dtype(keys, name))
             if request_key.unchanged(self.source.data, request, i, kinds):
                 self.source.keep(batch.wanted[i][name], value)
+            if (refused := self.source.store.refused.get(batch.wanted[i][name].key)) is not None:
+                found[name] = torch.zeros_like(value)
+                failures.setdefault(i, refused)
 
 
 def choose(encoders: FrozenEncoders, world: World, stored: StoredLatents | None) -> BatchEncoder[Any]:
@@ -218,8 +227,12 @@ class _Item:
         self.request, self.source = work, source
         self.wanted = source.keys.wanted(work)
         self.found = [source.find(wanted) for wanted in self.wanted]
+        refused = source.store.refused  # and so these values will be again
+        self.failures = {i: refused[w.key] for i, of in enumerate(self.wanted) for w in of.values() if w.key in refused}
         to_read: list[tuple[int, str, Request | SoundRequest]] = []
         for i, (wanted, found) in enumerate(zip(self.wanted, self.found, strict=True)):
+            if i in self.failures:
+                continue
             kinds = source.kinds_to_read(wanted, found)
             to_read += [(i, kind, request) for kind in kinds if (request := _request(work, i, kind)) is not None]
             if (mask := _request(work, i, _MASK)) is not None:
@@ -256,7 +269,7 @@ class _Item:
 
     def complete(self, read: MicroBatch) -> StoredBatch:
         """Return the micro-batch with what was decoded of it."""
-        clips, reasons, failures = len(self.request.requests), dict(read.failures), dict[int, str]()
+        clips, reasons, failures = len(self.request.requests), dict(read.failures), self.failures.copy()
         decoded: list[dict[str, Tensor]] = [{} for _ in range(clips)]
         heard, companions = dict[int, Tensor](), dict[str, Tensor]()
         if _MASK in self.request.companions:

@@ -17,7 +17,7 @@ from reelworks.models.api import TextEmbedding
 from reelworks.training.encoding import conditioning
 from reelworks.training.encoding.conditioning import CLIP
 from reelworks.training.encoding.encoders import FrozenEncoders, narrow
-from reelworks.training.encoding.request_key import CONTROL, FIRST_FRAME, IMAGE, LATENT, SOUND, TEXTS
+from reelworks.training.encoding.request_key import CONTROL, FIRST_FRAME, IMAGE, LATENT, SOUND, TEXT, TEXTS
 
 
 def frames_for(name: str, seen: tuple[str, ...] = (), parts: tuple[str, ...] | None = None) -> tuple[str, ...]:
@@ -81,6 +81,12 @@ def unpack(packed: Tensor) -> TextEmbedding:
     tokens_LD[mask_L] = packed[first:end].clone().view(dtypes[0]).reshape(kept, width).float()
     pooled_P = packed[end:].clone().view(dtypes[1]).reshape(pooled_width).float()
     return TextEmbedding(tokens_LD[None], mask_L[None].clone(), pooled_P[None])
+
+
+def is_finite(kind: str, value: Tensor) -> bool:
+    """Return whether a stored value has no infinities and no NaN."""
+    parts = unpack(value) if kind == TEXT else (value,)
+    return all(bool(part.isfinite().all()) for part in parts)
 
 
 def value_shape(encoder: FrozenEncoders, name: str, shape: Shape) -> tuple[int, ...]:

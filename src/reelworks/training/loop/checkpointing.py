@@ -208,7 +208,9 @@ class CheckpointManager:
         self._wait_seconds = wait_seconds
         if self._background.step is not None and not flags.writing:
             self._finish_background(position)
-        if flags.save or self._is_due(position, metrics):
+        config, step = self._config, position.global_step
+        is_due = progress.is_due(config.every_steps, step) or (config.at_epoch_end and position.at_end)
+        if flags.save or is_due or (config.at_best and self._is_best(metrics)):
             self._save(position, metrics)
 
     def save_last(self, position: DataPosition, metrics: dict[str, float], *, is_over: bool) -> None:
@@ -226,11 +228,6 @@ class CheckpointManager:
             if isinstance(error, DiskFull) and self._config.on_full == "weights-only":
                 self._save_weights_only(position)
             raise
-
-    def _is_due(self, position: DataPosition, metrics: dict[str, float]) -> bool:
-        config, step = self._config, position.global_step
-        is_due = progress.is_due(config.every_steps, step) or (config.at_epoch_end and position.at_end)
-        return is_due or (config.at_best and self._is_best(metrics))
 
     def _is_best(self, metrics: dict[str, float]) -> bool:
         """Whether the metric is better than that of all checkpoints that it is compared with; equal on all ranks."""

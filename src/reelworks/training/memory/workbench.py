@@ -176,15 +176,6 @@ def child(recipe: Recipe, memory_bytes: int) -> Iterator[ChildProcess]:
         process.close()
 
 
-def _cap(memory_bytes: int) -> None:
-    """Let allocations beyond this memory fail in this process; else the system would end other processes first, or swap.
-
-    The limit of the system counts what is reserved: pyarrow reserves a GiB as it is imported, and touches little of it.
-    """
-    untouched = max(0, _own_bytes("VmData") - _own_bytes("RssAnon"))
-    system.limit_memory(memory_bytes + untouched)
-
-
 def _is_lack(error: Exception) -> bool:
     """Whether memory did not suffice; in a capped process, that may be for the stack of a thread."""
     return out_of_memory.is_lack(error) or "can't start new thread" in str(error)
@@ -192,7 +183,9 @@ def _is_lack(error: Exception) -> bool:
 
 def _serve(pipe: Any, recipe: Recipe, memory_bytes: int) -> None:
     if machine.default_device().type == "cpu":
-        _cap(memory_bytes)
+        # The limit of the system counts what is reserved: pyarrow reserves a GiB as it is imported, and touches little of it.
+        untouched = max(0, _own_bytes("VmData") - _own_bytes("RssAnon"))
+        system.limit_memory(memory_bytes + untouched)  # else it would end other processes first, or swap
     if recipe.train.threads is not None:
         torch.set_num_threads(recipe.train.threads)
     with mesh.join(offload=recipe.parallel.offload) as world, ReplacedKernels().replaced():

@@ -59,7 +59,8 @@ class WeightsReport:
         return all(error < TRAINED for error in self.error.values())
 
     def __str__(self) -> str:
-        errors = ", ".join(f"{_share(error)} at {time}" for time, error in self.error.items())
+        shares = {t: f"{e:.0%}" if e < _MOST else f"over {_MOST:.0%}" for t, e in self.error.items()}
+        errors = ", ".join(f"{share} at {time}" for time, share in shares.items())
         return (
             f"weights: {self.model} of {self.weights}, {self.tensors:,} tensors, {self.parameters:,} parameters; "
             f"error beside the best line: {errors}; trained ones have less than {TRAINED:.0%} ({self.versions})"
@@ -77,10 +78,6 @@ class WeightsReport:
             value=self.weights,
             remedy="compare model.name, objective.name and autoencoder.name with those that the weights were published with",
         )
-
-
-def _share(error: float) -> str:
-    return f"{error:.0%}" if error < _MOST else f"over {_MOST:.0%}"
 
 
 @torch.no_grad()

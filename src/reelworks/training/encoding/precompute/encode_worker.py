@@ -18,7 +18,6 @@ from typing import TypeVar
 from torch import Tensor
 
 from reelworks.core import device_memory, digests, files, machine, system
-from reelworks.core.errors import UserError
 from reelworks.data.loader import prefetch
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.media.config import DataConfig
@@ -200,12 +199,9 @@ class EncodeWorker:
         for wanted, value in values_of:
             if wanted.key in store:
                 continue
-            try:
-                store.put(wanted, value)
-            except UserError as error:
-                if error.code != "encoded-not-finite":
-                    raise
-                progress.failures.append((wanted.label, f"{error.problem}; {error.remedy}"))
+            store.put(wanted, value)
+            if (refused := store.refused.get(wanted.key)) is not None:
+                progress.failures.append((wanted.label, refused))
                 return
             progress.bytes += value.nbytes
 
