@@ -49,7 +49,7 @@ def plan(request: PlanRequest, json: Json = False) -> None:
     forecasts = []
     for path in request.recipes:
         with show.scan_progress(quiet=json) as on_scan:
-            forecasts.append(plan_request.forecast(request, path, on_scan, (lambda note: None) if json else show.line))
+            forecasts.append(plan_request.forecast(request, path, on_scan))
     if request.diff:
         compared = plan_comparison.compare(*[(recipe, forecast) for recipe, _, forecast in forecasts])
         before, after = request.recipes
@@ -95,8 +95,7 @@ def _stages(request: PlanRequest, recipes: list[Recipe], json: bool) -> None:
     found = []
     for recipe in recipes:
         with show.scan_progress(quiet=json) as on_scan:
-            on_note = (lambda note: None) if json else show.line
-            scan = partial(plan_request.scan, request, on_scan=on_scan, on_note=on_note)
+            scan = partial(plan_request.scan, request, on_scan=on_scan)
             world = max(request.world, recipe.parallel.group_size)
             found.append((recipe, stage_forecast.forecast(recipe, scan, world, request.epochs, request.named_gpu)))
     if request.diff:

@@ -212,6 +212,14 @@ def test_a_list_of_captions_is_a_line_for_each(folder: Path, name: str) -> None:
     assert found == {"a.png": "one\n two lines", "sub/b.png": None, "sub/c.png": "only"}
 
 
+def test_texts_of_a_list_that_are_no_caption_are_told(folder: Path) -> None:
+    texts = ["nan", "\u200b\u2060", "a kite", None]
+    paths = ("a.png", "sub/b.png", "sub/c.png", "gone.png")
+    rows = [{"path": path, "text": text} for path, text in zip(paths, texts, strict=True)]
+    (note,) = scanned(write(folder / "meta.jsonl", rows)).notes
+    assert "no caption: signs by which nothing is seen (1), nan (1)" in note
+
+
 def test_captions_of_a_list_are_parted_where_they_were_joined(folder: Path) -> None:
     """Marks of Unicode, usual in texts of web pages, are within them."""
     texts = ["a kite\u2028above a beach", "a red\u2029kite\x85at dusk", "a boy\x0c\x0b\x1cruns"]

@@ -52,7 +52,7 @@ def test_clips_are_filtered_by_scores_and_told_why(listed):
         "aes 4 <= 4.5; aes >= 4 would take it",
         "aes > 4.5: the clip has no aes",
     ]
-    assert "no caption in the list" in told["no_caption"][0].detail
+    assert "in its list" in told["no_caption"][0].detail
 
 
 def test_the_table_of_clips_left_out_has_the_failed_parts_and_the_limits_that_would_take_them(listed, tmp_path):

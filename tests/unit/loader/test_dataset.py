@@ -71,7 +71,7 @@ def test_every_other_file_is_named_with_its_reason(folder: Path) -> None:
     }
     details = {f["path"]: f["detail"] for found in told["reasons"].values() for f in found}
     assert "not a picture" in details["data/broken.png"]
-    assert details["data/mute.png"] == "no caption file, or none that the scan can use"
+    assert details["data/mute.png"] == "no caption, or none that the scan can use, in its list or a file beside it"
     assert details["data/silent.png"] == "the caption is empty"
     assert details["data/short.mp4"] == "8 frames of 64 × 48; needs 9; nearest entry: 48px ×9"
     assert details["data/tiny.png"] == "1 frame of 16 × 16; nearest entry: 48px ×1"

@@ -86,7 +86,8 @@ def hold(
     """
     with ExitStack() as stack:
         try:
-            is_ours = _take(path, stack)
+            with files.writing(field, path.parent):
+                is_ours = _take(path, stack)
         except LockedError as error:
             raise UserError(
                 f"another {doing} is running in this folder ({error})",
@@ -95,8 +96,6 @@ def hold(
                 value=str(path.parent),
                 remedy=remedy,
             ) from error
-        except OSError as error:
-            raise files.unwritable(field, path.parent, error) from error
         yield LockHandle(path, doing, field, is_ours)
 
 

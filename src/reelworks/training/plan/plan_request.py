@@ -83,27 +83,21 @@ def load(request: PlanRequest, path: Path) -> Recipe:
     return recipe_file.load(path, request.overrides, request.data_path)
 
 
-def scan(
-    request: PlanRequest, recipe: Recipe, on_scan: Callable[[ScanProgress], None] | None, on_note: Callable[[str], None]
-) -> None:
+def scan(request: PlanRequest, recipe: Recipe, on_scan: Callable[[ScanProgress], None] | None) -> None:
     """Bring the catalog of a recipe up to date, unless the request says otherwise."""
     from reelworks.training.recipe import dataset
 
     if not request.no_scan:
-        for note in dataset.scan_recipe(recipe, on_scan).notes:
-            on_note(note)
+        dataset.scan_recipe(recipe, on_scan)
 
 
 @requests.telling(PlanRequest)
 def forecast(
-    request: PlanRequest,
-    path: Path,
-    on_scan: Callable[[ScanProgress], None] | None = None,
-    on_note: Callable[[str], None] = lambda note: None,
+    request: PlanRequest, path: Path, on_scan: Callable[[ScanProgress], None] | None = None
 ) -> tuple[Recipe, RecipeData, PlanForecast]:
     """Forecast what training of one of the recipes would do, and write the clips that it leaves out, if asked for.
 
-    `on_note` gets sentences on what the scan found. The data are those that the forecast is of.
+    The data are those that the forecast is of.
     """
     from reelworks.data.schedule.cursor import StageStart
     from reelworks.training.plan import plan_forecast, rejections
@@ -111,7 +105,7 @@ def forecast(
 
     whole, index = recipe_file.load_whole(path, request.overrides, request.data_path)
     recipe = whole if index is None else recipe_file.of_stage(whole, index)
-    scan(request, recipe, on_scan, on_note)
+    scan(request, recipe, on_scan)
     # A recipe whose clips are shared by several GPUs is planned for that many at least.
     world = max(request.world, recipe.parallel.group_size)
     data = plan_forecast.settled(dataset.RecipeData.open(recipe), world, request.named_gpu)

@@ -142,9 +142,7 @@ def _explain(data: RecipeData, rows: CatalogRows, reason: Reason, row: int, row_
     elif reason == Reason.NO_CAPTION and not rows.no_caption[row]:
         detail = "the caption is empty"
     elif reason == Reason.NO_CAPTION:
-        listed = {d.dataset_name for d in data.recipe.dataset if d.place.list_file is not None}
-        in_list = "no caption in the list, nor in a file next to the clip if the list has no captions"
-        detail = in_list if rows.dataset_name(row) in listed else "no caption file, or none that the scan can use"
+        detail = "no caption, or none that the scan can use, in its list or a file beside it"
     elif reason == Reason.NO_COMPANION:
         detail = "; ".join(
             f.explain(data.rows, row_of_data) for f in data.companions.values() if f.problem[row_of_data]

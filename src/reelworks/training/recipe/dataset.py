@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from reelworks.core import annexes, trust
 from reelworks.core.errors import UserError
+from reelworks.core.log import logger
 from reelworks.core.shape import Geometry
 from reelworks.core.words import of_recipe
 from reelworks.data.buckets import propose, table
@@ -34,6 +36,7 @@ from reelworks.training.recipe.recipe import Recipe
 
 MEASURES = "data.measures"
 _FAILURES_TOLD = 20
+_tell = lru_cache(logger.info)  # once: stages scan the same footage, and the page scans again and again
 _AGAIN = "--set buckets.entries=refresh proposes new ones from the present catalog"
 
 
@@ -227,12 +230,15 @@ def scan_recipe(
 ) -> ScanResult:
     """Bring the recipe's catalog up to date, and apply the recipe's measures; unchanged files are not opened.
 
-    Warns of clips that a filter, a caption or `duplicates` needs measured, and that were not.
+    Logs the notes of the scan, once in a process, and warns of clips that a filter, a caption or `duplicates` needs measured,
+    and that were not.
     """
     trust.require(recipe.data.measures, MEASURES)
     sources = [d.place for d in recipe.dataset] + companion_sources(recipe.dataset)
     folder = Path(recipe.catalog_folder)
     scanned = scan_sources(sources, folder, on_progress=on_progress, engine=engine)
+    for note in scanned.notes:
+        _tell(note)
     if not recipe.data.measures:
         required_columns.warn(recipe.dataset, Catalog.open(folder))
         return scanned
@@ -246,4 +252,6 @@ def scan_recipe(
     )
     required_columns.warn(recipe.dataset, Catalog.open(folder), told={column.name for column in columns.columns})
     failed = tuple(f"not measured: {clip}: {reason}" for clip, reason in columns.failed[:_FAILURES_TOLD])
+    for note in (*columns.notes, *failed):
+        _tell(note)
     return replace(scanned, version=columns.version, notes=(*scanned.notes, *columns.notes, *failed))

@@ -93,7 +93,7 @@ def read(table: Any) -> ListColumns:
     table, caption = _first_of(table, CAPTION_NAMES, lambda n, column: _captions(n, column, words), "captions", notes)
     if words:
         named = ", ".join(f"{word} ({count})" for word, count in words.most_common())
-        notes.append(f"words that stand for nothing are no caption: {named}")
+        notes.append(f"what stands for nothing is no caption: {named}")
     return ListColumns(table, caption, tuple(notes))
 
 
@@ -165,6 +165,7 @@ def _without_nothing(texts: Any, words: Counter[str]) -> Any:
     """Return texts as `text_encoding.cleaned` does, null for empty ones and for words for nothing, which are counted."""
     odd = pc.fill_null(pc.match_substring_regex(texts, _ODD), False)
     cleaned = [text_encoding.cleaned(text) for text in texts.filter(odd).to_pylist()]
+    words.update("signs by which nothing is seen" for text in cleaned if not text)
     trimmed = pc.utf8_trim_whitespace(pc.replace_with_mask(texts, odd, pa.array(cleaned, TEXT)))
     lengths = as_numpy(pc.fill_null(pc.binary_length(trimmed), 0))
     short = np.flatnonzero(lengths < _LONGER)  # to lower all would take as long as to read them
