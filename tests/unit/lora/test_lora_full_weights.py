@@ -188,6 +188,17 @@ def test_the_error_is_that_of_the_written_numbers(tmp_path: Path, dtype: torch.d
     assert true < 1e-6 if dtype == torch.float64 else true > 2e-5
 
 
+def test_a_scale_is_as_exact_as_the_base(tmp_path: Path) -> None:
+    """A third is none of the numbers of float32."""
+    file, base = tmp_path / "a.safetensors", tmp_path / "base.safetensors"
+    updates = lora(file, ranks=3, alpha=1.0)
+    save_file({f"{layer}.weight": torch.zeros_like(value) for layer, value in updates.items()}, base)
+    apply.apply(ApplyLorasRequest(base=base, files=[str(file)], output=tmp_path / "out"))
+    found = load_file(tmp_path / "out" / "base.safetensors")
+    for layer, update in updates.items():
+        torch.testing.assert_close(found[f"{layer}.weight"], update, rtol=1e-12, atol=1e-14)
+
+
 def test_a_result_is_replaced_as_a_whole_if_asked_for_and_nothing_else_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

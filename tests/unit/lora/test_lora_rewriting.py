@@ -274,6 +274,17 @@ def test_a_sum_is_exact_and_has_the_layers_of_all(tmp_path: Path) -> None:
     assert header_of(target)["modelspec.merged_from"] == "a.safetensors, b.safetensors"
 
 
+@pytest.mark.parametrize("weight", [1e6, 1e-6])
+def test_a_sum_in_float16_is_not_bound_to_the_range_of_one_factor(tmp_path: Path, weight: float) -> None:
+    one, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    wanted = {layer: weight * value for layer, value in lora(one, dtype=torch.float16).items()}
+    result = merge.merge(MergeLorasRequest(files=[f"{one}={weight:f}"], output=target))
+    require_told(result, prefixed(wanted), updates_of(target))
+    assert {value.dtype for value in load_file(target).values()} == {torch.float16}
+    assert result.relative_error is not None
+    assert result.relative_error < 1e-3
+
+
 def test_a_sum_of_a_lower_rank_is_the_nearest(tmp_path: Path) -> None:
     """LoHa and LoKr take part, and the dtype of the result holds those of all files."""
     one, two, three, target = (tmp_path / f"{name}.safetensors" for name in "abcd")

@@ -43,6 +43,16 @@ def test_a_sum_is_exact_and_its_norms_are_those_of_the_matrices(one: LowRank, fa
     assert math.isclose(one.distance(other), float((dense(one) - dense(other)).norm()), rel_tol=1e-5, abs_tol=1e-5)
 
 
+@given(products(), st.integers(-60, 60), st.integers(-60, 60))
+def test_factors_are_balanced_exactly(product: LowRank, of_B: int, of_A: int) -> None:
+    factors = LowRank(product.B * 2.0**of_B, product.A * 2.0**of_A)
+    factors.B[:, 0] = 0  # which no power of two makes larger
+    balanced = factors.balanced()
+    assert torch.equal(dense(balanced), dense(factors))
+    ratio = balanced.B[:, 1:].abs().amax(dim=0) / balanced.A[1:].abs().amax(dim=1)
+    assert bool(((ratio >= 0.5) & (ratio <= 2)).all())
+
+
 @given(products(), st.integers(1, 7), st.floats(0.01, 1))
 def test_a_truncated_product_is_the_nearest_of_its_rank(product: LowRank, rank: int, share: float) -> None:
     """Its error is that of the dense decomposition, and no smaller rank keeps the share that is asked for."""

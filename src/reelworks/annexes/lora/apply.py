@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from reelworks.annexes.lora import base_network, output
@@ -362,11 +363,7 @@ def _value(base: FullWeights, name: str, edits: Sequence[_Edit | _Difference], l
     if not edits:
         return weight
     matrix = weight.view(len(weight), -1)
-    updates = [
-        (edit, {kind: value.double() for kind, value in edit.file.read(edit.layer).items()})
-        for edit in edits
-        if isinstance(edit, _Edit)
-    ]
+    updates = [(edit, edit.file.read(edit.layer, torch.float64)) for edit in edits if isinstance(edit, _Edit)]
     differences = [
         (each.strength, each.file.read_other(each.key).view(len(weight), -1))
         for each in edits

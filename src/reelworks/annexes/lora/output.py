@@ -113,6 +113,7 @@ class NewAdapterFile:
         self, stem: str, product: LowRank, dtype: torch.dtype, convention: Convention, kernel: Sequence[int] = ()
     ) -> LowRank:
         """Add the update of a layer as a LoRA of scale 1, and return it as it is written."""
+        product = product.balanced() if dtype == torch.float16 else product
         kinds = {kind: export.cast(f"{stem}.{kind}", value, dtype) for kind, value in product._asdict().items()}
         shaped = LORA.with_kernel(kinds, kernel)
         self.add_layer(stem, LORA.named(stem, shaped, convention), WrittenLayer(LORA, product.rank), dtype)

@@ -167,11 +167,12 @@ def place_tensors(
 
 
 def multiply(kind: AdapterType, kinds: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
-    """Return an update multiplied by a factor: exact for powers of two, else rounded once, in float32."""
+    """Return an update multiplied by a factor: exact for powers of two, else rounded once, in float32 or float64."""
     if math.isclose(factor, 1, rel_tol=1e-6):  # files store alphas in 32 bits
         return dict(kinds)
     name = next(name for name in kind.multiplied if name in kinds)
-    return {**kinds, name: kinds[name].float() * factor}
+    value = kinds[name]
+    return {**kinds, name: (value if value.dtype.itemsize > 2 else value.float()) * factor}
 
 
 def _rescale(

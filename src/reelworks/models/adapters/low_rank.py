@@ -28,6 +28,11 @@ class LowRank(NamedTuple):
         """Return the product times a number."""
         return LowRank(self.B * factor, self.A)
 
+    def balanced(self) -> LowRank:
+        """Return the same product with largest numbers alike in B and A by rank, so that neither leaves float16; exact."""
+        halves = ((self.B.abs().amax(dim=0) / self.A.abs().amax(dim=1)).log2() / 2).round().nan_to_num(0, 0, 0)
+        return LowRank(self.B.ldexp(-halves), self.A.ldexp(halves[:, None]))
+
     def norm(self) -> float:
         """Return the Frobenius norm, whose square is the sum of (BᵀB) * (AAᵀ), in float64."""
         B, A = self.B.double(), self.A.double()
