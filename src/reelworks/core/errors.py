@@ -26,12 +26,14 @@ class UserError(CommonError, ValueError):
     """
 
     def __init__(self, problem: str, *, code: str, field: str | None = None, value: object = None, remedy: str) -> None:
-        self.code, self.value = code, value
+        self.code, self.value, self.problem, self.remedy = code, value, problem, remedy
         super().__init__()
-        self.reword(field=field, problem=problem, remedy=remedy)
+        self.reword(field=field)
 
-    def reword(self, *, field: str | None, problem: str, remedy: str) -> None:
-        """Tell the same mistake in other words."""
+    def reword(self, *, field: str | None, value: object = None, problem: str = "", remedy: str = "") -> None:
+        """Tell the same mistake in other words, as far as they are given, or of another field and value."""
+        problem, remedy = problem or self.problem, remedy or self.remedy
+        self.value = self.value if value is None else value
         if isinstance(self.value, str) and len(self.value) > _MAX_LETTERS:  # which is not repeated whole anywhere
             problem, remedy = (text.replace(self.value, shortened(self.value)) for text in (problem, remedy))
         problem, remedy = (_LONG_WORD.sub(lambda word: shortened(word[0]), text) for text in (problem, remedy))

@@ -120,7 +120,7 @@ def telling(request: type) -> Iterator[None]:
         args = args_of(request)
         if words.names_options():
             options = {arg.name: arg.shown for arg in args}
-            error.reword(field=options.get(error.field or "", error.field), problem=error.problem, remedy=error.remedy)
+            error.reword(field=options.get(error.field or "", error.field))
         else:
             _name_fields(error, {arg.shown: arg.name for arg in args})
         raise

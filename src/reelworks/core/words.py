@@ -69,11 +69,7 @@ def _retold(retell: Callable[[UserError], None]) -> Iterator[None]:
 
 def named(**arguments: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Let the errors of a function name these arguments in place of fields, where its own names differ."""
-
-    def name(error: UserError) -> None:
-        error.reword(field=arguments.get(error.field or "", error.field), problem=error.problem, remedy=error.remedy)
-
-    return _retold(name)
+    return _retold(lambda error: error.reword(field=arguments.get(error.field or "", error.field)))
 
 
 def tell(error: UserError) -> None:

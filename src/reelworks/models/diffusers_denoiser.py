@@ -200,7 +200,7 @@ class DiffusersNetwork:
             )
         state = weights.read(source, part=part_there, keep_codes=True)
         is_mapped = any(parameter.is_meta for parameter in module.parameters())
-        with weights.errors_name("model.weights", source):
+        with weights.telling("model.weights", source):
             if not is_mapped and nf4_files.has_any(state):
                 raise nf4_files.unsupported("only the frozen base of a LoRA can be")
             state = scaled_weights.read_quantized(nf4_files.read_quantized(state))

@@ -203,7 +203,7 @@ def _folder(request: CaptionRequest) -> Path:
     try:
         return hub.download(request.model, _FILES)
     except UserError as error:
-        error.reword(field="model", problem=error.problem, remedy=error.remedy)
+        error.reword(field="model")
         raise
 
 

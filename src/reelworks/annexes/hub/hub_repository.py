@@ -180,17 +180,12 @@ def telling(name: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        _name_repository(error, name)
+        error.reword(field="to", value=name)
         raise
     except Exception as error:  # the hub's own errors have no common class, and connections fail in many ways
         refusal = _refused(error)
-        _name_repository(refusal, name)
+        refusal.reword(field="to", value=name)
         raise refusal from error
-
-
-def _name_repository(error: UserError, name: str) -> None:
-    error.value = name
-    error.reword(field="to", problem=error.problem, remedy=error.remedy)
 
 
 def _refused(error: Exception) -> UserError:

@@ -107,7 +107,7 @@ class _Converted(NamedTuple):
             return cls(draft, keys, recipe_file.parse(draft.values()))
         except UserError as error:
             if error.field is not None and (source := draft.source_of(error.field)):
-                error.reword(field=error.field, problem=f"{error.problem} (from {source})", remedy=error.remedy)
+                error.reword(field=error.field, problem=f"{error.problem} (from {source})")
             raise
 
 

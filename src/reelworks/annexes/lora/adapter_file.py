@@ -91,13 +91,13 @@ class AdapterFile:
 
     def telling(self) -> AbstractContextManager[None]:
         """Let errors in the block that name no field name this file."""
-        return weights.telling(self.field, self.source)
+        return weights.telling(self.field, self.source, anew=False)
 
-    def read(self, layer: StoredLayer) -> dict[str, Tensor]:
-        """Return the tensors of a layer by kind, in float32, of two axes each and with the scale among their numbers."""
+    def read(self, layer: StoredLayer, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+        """Return the tensors of a layer by kind, in a dtype, of two axes each and with the scale among their numbers."""
         with self.telling():
             stored = {kind: self._tensors.read(key) for kind, key in layer.keys.items()}
-            kinds = layer.type.flat({kind: value.float() for kind, value in stored.items() if kind != "alpha"})
+            kinds = layer.type.flat({kind: value.to(dtype) for kind, value in stored.items() if kind != "alpha"})
             kinds = key_mapping.multiply(layer.type, kinds, self._scale(layer, stored))
             key_mapping.require_numbers({layer.keys[kind]: value for kind, value in kinds.items()})
         return kinds
@@ -117,7 +117,7 @@ def open_adapter(source: str, field: str) -> Iterator[AdapterFile]:
         UserError: It is damaged, or holds no update of a layer.
     """
     path = weights.require_file(source, field)
-    with weights.telling(field, source), TensorFiles([path]) as tensors:
+    with weights.telling(field, source, anew=False), TensorFiles([path]) as tensors:
         file = AdapterFile(field, source, tensors, files.header(str(path)))
         file.contents.require_updates(tensors.facts)
         yield file
@@ -127,7 +127,7 @@ def open_adapter(source: str, field: str) -> Iterator[AdapterFile]:
 def look_into(source: str, field: str) -> Iterator[AdapterFile]:
     """Open a file of any tensors, whose problems are in its contents."""
     path = weights.require_file(source, field)
-    with weights.telling(field, source), TensorFiles([path]) as tensors:
+    with weights.telling(field, source, anew=False), TensorFiles([path]) as tensors:
         file = AdapterFile(field, source, tensors, tensors.metadata)
         try:
             file.header = files.header(str(path))

@@ -64,7 +64,7 @@ def open_weights(source: Path, field: str, part: str | None) -> Iterator[FullWei
     Raises:
         UserError: It is damaged, stores weights in codes, or is none of these; names the field.
     """
-    with weights.telling(field, str(source)):
+    with weights.telling(field, str(source), anew=False):
         if RunFolder(source).exists or (names.parse_step(source.name) is not None and not source.is_file()):
             run, step = locate.locate(source)
             path = CheckpointFolder(run.checkpoints_folder).path(step)

@@ -156,7 +156,7 @@ def _named(datasets: Sequence[DatasetConfig]) -> Iterator[tuple[str, str | int, 
             try:
                 sizes.pixel_budget(one)
             except UserError as error:
-                error.reword(field="dataset.resolutions", problem=error.problem, remedy=error.remedy)
+                error.reword(field="dataset.resolutions")
                 raise
             yield "resolutions", one, Choice(one, None)
         yield from (("lengths", one, Choice(None, one)) for one in dataset.lengths or ())

@@ -141,7 +141,7 @@ def read(
 
     Tensors in `own` that are outside the LoRA are ignored; errors name the source by `field`.
     """
-    with weights.telling(field, source):
+    with weights.telling(field, source, anew=False):
         metadata = header(source)
         tensors = updates_in(weights.read(source, field=field), source, field, with_texts=config.text_encoders)
         return fit.fit_to_network(tensors, metadata, own, config, family)

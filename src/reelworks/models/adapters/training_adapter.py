@@ -41,7 +41,7 @@ class TrainingAdapter(NamedTuple):
     def read(cls, source: str) -> TrainingAdapter:
         """Read a file: a path, a hub id of a repository with one file, or `owner/name/file` on the hub."""
         path = str(weights.require_file(source, _FIELD))
-        with weights.errors_name(_FIELD, source):
+        with weights.telling(_FIELD, source):
             tensors = files.updates_in(weights.read(path, field=_FIELD), source, _FIELD)
             return cls(source, tensors, files.header(path))
 
@@ -59,7 +59,7 @@ class TrainingAdapter(NamedTuple):
         """
         layers: dict[str, Any] = {name: module.get_submodule(name) for name in inject.linear_layers(module)}
         # The rank of the settings decides how joined layers are split, and the products are the same either way.
-        with weights.errors_name(_FIELD, self.source):
+        with weights.telling(_FIELD, self.source):
             updates, unknown = key_mapping.place_tensors(self.tensors, layers, LoraConfig(), family, self.header)
         for name, kinds in updates.items():
             own, update = layers[name], (kinds["A"].shape[-1], kinds["B"].shape[0])

@@ -47,7 +47,7 @@ def read(
     of GGUF files become float32; if `keep_codes`, they are on `meta`, see `stored_weights`.
     """
     state: dict[str, Tensor] = {}
-    with errors_name(field, source):
+    with telling(field, source):
         found = None if file is None else _locate(source, [file]) / file
         for path in [found] if found is not None and found.is_file() else _files_of(source, part):
             state.update(_read_file(path))
@@ -56,7 +56,7 @@ def read(
 
 def files_of(source: str, field: str, part: str | None = None) -> list[Path]:
     """Return the files of weights in a folder, file or hub id, those that `read` reads."""
-    with errors_name(field, source):
+    with telling(field, source):
         return _files_of(source, part)
 
 
@@ -69,23 +69,14 @@ def _files_of(source: str, part: str | None) -> list[Path]:
 
 
 @contextmanager
-def errors_name(field: str, source: str) -> Iterator[None]:
-    """Let errors in the block name a field, with the source as its value."""
+def telling(field: str, source: str, *, anew: bool = True) -> Iterator[None]:
+    """Let errors in the block name a field, with the source as its value; those that name one, too, if `anew`."""
     try:
         yield
     except UserError as error:
-        raise UserError(error.problem, code=error.code, field=field, value=source, remedy=error.remedy) from error
-
-
-@contextmanager
-def telling(field: str, source: str) -> Iterator[None]:
-    """Let errors in the block that name no field name this one, with the source as its value."""
-    try:
-        yield
-    except UserError as error:
-        if error.field is not None:
-            raise
-        raise UserError(error.problem, code=error.code, field=field, value=source, remedy=error.remedy) from error
+        if anew or error.field is None:
+            error.reword(field=field, value=source)
+        raise
 
 
 def require_there(source: str, field: str) -> Path:
@@ -93,7 +84,7 @@ def require_there(source: str, field: str) -> Path:
 
     It refuses a source that is neither local nor on the hub; libraries would retry for a minute or two.
     """
-    with errors_name(field, source):
+    with telling(field, source):
         return _locate(source, ["*.json"])
 
 
@@ -102,7 +93,7 @@ def require_file(source: str, field: str) -> Path:
 
     On the hub it is `owner/name/file`, or `owner/name` if the repository has one such file; `@revision` follows the name.
     """
-    with errors_name(field, source):
+    with telling(field, source):
         path, (owner, _, rest) = Path(source).expanduser(), source.partition("/")
         name, _, file = rest.partition("/")
         if not path.exists() and path.suffix == ".safetensors" and file and hub.is_id(f"{owner}/{name}"):
@@ -132,7 +123,7 @@ def config(source: str, field: str, part: str) -> dict[str, Any] | None:
 def shapes(source: str, field: str) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors of one `.safetensors` file, of which only the header is read."""
     path = Path(source).expanduser()
-    with errors_name(field, source), opened(path) as file:
+    with telling(field, source), opened(path) as file:
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
 

@@ -199,7 +199,7 @@ def _load(started: StartedStage, model: TrainedModel) -> tuple[int, checkpointin
             lines = diff.lines(diff.since_step(run.folder, info.step, recipe)) if differs else []
             if changes := [line for line in lines if line.startswith(_OF_TENSORS)]:
                 remedy = f"set back what its tensors depend on ({'; '.join(changes)}), or train in a run of its own"
-                error.reword(field=error.field, problem=error.problem, remedy=remedy)
+                error.reword(field=error.field, remedy=remedy)
             raise
 
     if started.request.resume == "auto":

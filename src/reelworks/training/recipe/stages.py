@@ -169,7 +169,7 @@ def naming(stage: StageConfig) -> Iterator[None]:
         # A table of the stage may lack the key, which is then the recipe's.
         is_own = own is not None and (table in LISTS or not key or key.split(".")[0] in as_table(own))
         field = f"stage.{error.field}" if is_own else error.field
-        error.reword(field=field, problem=f"in stage {stage.name}: {error.problem}", remedy=error.remedy)
+        error.reword(field=field, problem=f"in stage {stage.name}: {error.problem}")
         raise
 
 
