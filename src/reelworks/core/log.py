@@ -90,7 +90,7 @@ class TerminalHandler(logging.Handler):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without time and place: it is read as it comes."""
-        text = super().format(record)
+        text = terminal.plain(super().format(record))
         return f"{record.levelname.lower()}: {text}" if record.levelno >= logging.WARNING else text
 
     def emit(self, record: logging.LogRecord) -> None:

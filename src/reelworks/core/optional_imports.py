@@ -93,16 +93,13 @@ def importing() -> Iterator[None]:
     finally:
         for name in hidden:
             del sys.modules[name]
-            _forget_missing(name)
+            looked = getattr(sys.modules.get("transformers.utils.import_utils"), f"is_{name}_available", None)
+            if (
+                looked is not None
+            ):  # transformers looks again: classes that a user imports later may need what was left out
+                looked.cache_clear()
         if collects:
             gc.enable()
-
-
-def _forget_missing(name: str) -> None:
-    """Let transformers look again: classes of it that the code of a user imports later may need what was left out."""
-    looked = getattr(sys.modules.get("transformers.utils.import_utils"), f"is_{name}_available", None)
-    if looked is not None:
-        looked.cache_clear()
 
 
 @functools.cache

@@ -1,7 +1,8 @@
 """The terminal: the one way by which anything is printed.
 
 File names, captions and prompts come from strangers. What a terminal takes as a command in them (ESC, OSC, carriage
-returns, marks that turn the direction of text) is shown as a sign, and rich's markup in them is text.
+returns, marks that turn the direction of text) is shown as a sign, and rich's markup in them is text. So is a line's end
+behind which a text would begin a line of its own: those of messages are indented.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from reelworks.core.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-# All controls but tab and line feed, and what overrides the direction of text.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+# All controls but tab and the line feeds of messages, and what overrides the direction of text.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]|(?!^)\n(?![ \n\\]}]|\\Z)")
 
 _last_output = time.monotonic()
 
@@ -103,12 +104,15 @@ def plain(text: str) -> str:
     return _CONTROLS.sub(_sign, text)
 
 
-def say(text: str, *, error: bool = False) -> None:
-    """Print a line at once, so that it keeps its place among the lines of other processes; to stderr as an `error`."""
+def say(text: str, *, error: bool = False, is_file: bool = False) -> None:
+    """Print a line at once, so that it keeps its place among the lines of other processes; to stderr as an `error`.
+
+    What could be a file has the lines that it would have there.
+    """
     stream = sys.stderr if error else sys.stdout
     if stream is not None:  # None if the caller closed it
         _note_output()
-        print(plain(text), file=steady(stream), flush=True)
+        print(*map(plain, text.split("\n") if is_file else [text]), sep="\n", file=steady(stream), flush=True)
 
 
 def say_json(text: str) -> None:

@@ -49,6 +49,26 @@ def test_lines_errors_tables_and_the_log_show_signs(capsys):
     assert printed.out.count("[red]bold[/red] :smile:") == 3
 
 
+@given(
+    st.text(alphabet="a \n]"),
+    st.sampled_from(["a\nerror: it is lost", "a\n\nerror: it is lost", "\nerror: it is lost"]),
+)
+def test_a_name_begins_no_line_of_its_own(text, name):
+    """Lines of messages are indented, and an empty one may stand before them."""
+    for line in terminal.plain(f"  clip {text}{name}, and {name}\n  remedy: {name}").splitlines():
+        assert not line.startswith("error")
+    message = "\nerror: a.mp4 is lost\n  remedy: find it\n"
+    assert terminal.plain(message) == message
+
+
+def test_texts_of_files_and_json_keep_their_lines(capsys):
+    text = "version = 1\n\n[train]\nlr = 1\n"
+    show.line(text, is_file=True)
+    assert capsys.readouterr().out == text + "\n"
+    show.json(value := {"a": [{"b": "c\nd"}], "e": {}})
+    assert json.loads(capsys.readouterr().out) == value
+
+
 def test_json_keeps_its_values(capsys):
     show.json({"caption": TRICKS + "\x7f"})
     text = capsys.readouterr().out

@@ -50,7 +50,7 @@ def import_config(
         _tell_clips(found.clips)
     elif request.clips:
         show.line(f"clips: {found.without_clips}")
-    show.line(found.recipe)
+    show.line(found.recipe, is_file=True)
 
 
 def _tell_keys(keys: Iterable[ImportedKey], *, every: bool) -> None:

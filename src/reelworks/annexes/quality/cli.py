@@ -155,7 +155,7 @@ def _print_inspection(inspected: Inspection, html: Path | None) -> None:
         if len(advice.files) > _FILES_SHOWN:
             show.line("    and more; --json lists them")
     show.line("\nproposed buckets")
-    show.line(inspected.proposal.toml)
+    show.line(inspected.proposal.toml, is_file=True)
     if html is not None:
         show.line(str(html))
 
