@@ -77,14 +77,16 @@ class WorkerPool:
 
     Args:
         threads: Calls that a process runs at once.
+        setting: Key whose value 0 makes the calls in threads of this process, for errors; None if nothing does.
 
     Raises:
         UserError: This process can start none.
     """
 
-    def __init__(self, threads: int = 1) -> None:
-        _require_startable()
-        self.threads = threads
+    def __init__(self, threads: int = 1, *, setting: str | None = None) -> None:
+        self.threads, self._setting = threads, setting
+        self._or_none = "" if setting is None else f"; or set {setting.rpartition('.')[2]} = 0"
+        self._require_startable()
         self._pid = os.getpid()
         self._idle: list[_Channel] = []
         self._busy: set[_Channel] = set()
@@ -129,9 +131,9 @@ class WorkerPool:
                 raise UserError(
                     f"a worker process cannot load what it is to run: {result.error}",
                     code="worker-cannot-load",
-                    field="data.num_workers",
+                    field=self._setting,
                     remedy="define each function and class that you pass in a module that can be imported, not in a notebook or "
-                    "an interactive session; or set num_workers = 0",
+                    f"an interactive session{self._or_none}",
                 ) from result.error
             raise result.error
         return result
@@ -158,6 +160,18 @@ class WorkerPool:
         self._idle.clear()
         atexit.unregister(self.close)
 
+    def _require_startable(self) -> None:
+        """Refuse a process from which none can be spawned, before it tries and fails."""
+        script = spawn.get_preparation_data("worker").get("init_main_from_path")
+        if multiprocessing.current_process().daemon:
+            problem, remedy = "this is a daemonic process, which may start none", "start it with daemon=False"
+        elif script is not None and not Path(script).exists():
+            problem = f"each worker process imports your script, and {script} is no file"
+            remedy = "save your script as a file"
+        else:
+            return
+        raise UserError(problem, code="workers-impossible", field=self._setting, remedy=remedy + self._or_none)
+
     def _take(self, alone: bool) -> _Channel:
         for _ in range(_STARTS):
             with self._changed:
@@ -182,9 +196,9 @@ class WorkerPool:
                 raise UserError(
                     "a worker process failed as it started; its own error stands above",
                     code="worker-failed",
-                    field="data.num_workers",
+                    field=self._setting,
                     remedy='put what your script does below `if __name__ == "__main__":`, since each worker process imports '
-                    "the script; or decode in threads, with num_workers = 0",
+                    f"the script{self._or_none}",
                 )
         raise WorkerDied(f"{_STARTS} processes ended as they started")
 
@@ -203,20 +217,6 @@ class WorkerPool:
         with self._changed:
             self._busy.discard(channel)
             self._changed.notify_all()
-
-
-def _require_startable() -> None:
-    """Refuse a process from which none can be spawned, before it tries and fails."""
-    script = spawn.get_preparation_data("worker").get("init_main_from_path")
-    if multiprocessing.current_process().daemon:
-        problem = "this is a daemonic process, which may start none"
-        remedy = "start it with daemon=False, or set num_workers = 0"
-    elif script is not None and not Path(script).exists():
-        problem = f"each worker process imports your script, and {script} is no file"
-        remedy = "save your script as a file, or set num_workers = 0"
-    else:
-        return
-    raise UserError(problem, code="workers-impossible", field="data.num_workers", remedy=remedy)
 
 
 @dataclass(frozen=True)

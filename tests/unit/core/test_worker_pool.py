@@ -90,7 +90,7 @@ def test_the_time_until_a_call_begins_does_not_count(pool: WorkerPool) -> None:
 def test_what_a_process_cannot_read_or_send_is_an_error_of_that_call_and_it_serves_on(pool: WorkerPool) -> None:
     assert pool.call(worker_calls.double, 1) == 2
     (process,) = multiprocessing.active_children()
-    with refused("worker-cannot-load", "data.num_workers", says="invalid literal for int.*'no number'"):
+    with refused("worker-cannot-load", says="invalid literal for int.*'no number'"):
         pool.call(worker_calls.double, worker_calls.MadeBy(int, ("no number",)))
     for function in (worker_calls.lock, worker_calls.raise_lock):
         with pytest.raises(TypeError, match=r"cannot pickle .*lock") as caught:
@@ -238,7 +238,7 @@ def test_a_program_that_processes_cannot_import_is_told_what_they_lack_and_ends(
     program = (
         "from reelworks.core.worker_pool import WorkerPool\n"
         "def double(value): return 2 * value\n"
-        "WorkerPool(threads=2).call(double, 2)\n"
+        "WorkerPool(threads=2, setting='data.num_workers').call(double, 2)\n"
     )
     command = [sys.executable, given, *([program] if given == "-c" else [])]
     done = subprocess.run(command, input=program, capture_output=True, text=True, timeout=100, encoding="utf-8")
@@ -252,8 +252,11 @@ def test_a_daemonic_process_which_may_start_none_is_told_so(monkeypatch: pytest.
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
     with pytest.raises(AssertionError, match="daemonic"):
         multiprocessing.get_context("spawn").Process().start()
-    with refused("workers-impossible", "data.num_workers", says="daemon=False, or set num_workers = 0"):
+    with refused("workers-impossible", "data.num_workers", says="daemon=False; or set num_workers = 0"):
+        WorkerPool(setting="data.num_workers")
+    with refused("workers-impossible", says="daemon=False$") as caught:  # as where a scan opens many files
         WorkerPool()
+    assert caught.value.field is None
 
 
 def test_a_script_without_its_guard_is_told_so_and_not_run_again_and_again(tmp_path):

@@ -86,7 +86,7 @@ class DecodePool:
         self._decoded = 0  # clips so far
         self._percentiles: dict[tuple[float, ...], tuple[int, list[float]]] = {}  # and at which clip they were computed
         self._threads = ThreadPoolExecutor(num_workers * THREADS_PER_WORKER or _THREADS, "decode")
-        self._processes = WorkerPool(THREADS_PER_WORKER) if num_workers else None
+        self._processes = WorkerPool(THREADS_PER_WORKER, setting="data.num_workers") if num_workers else None
         self._calls = ThreadCalls()
         self._patience = Patience(patience_seconds, leaves)
 
