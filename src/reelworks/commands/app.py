@@ -22,6 +22,8 @@ from reelworks.core.annexes import AnnexCommand
 from reelworks.core.errors import UserError
 from reelworks.core.requests import Arg
 
+_OPEN = "open files", "ulimit -n"
+_LIMITS = {errno.EAGAIN: ("threads and processes", "ulimit -u"), errno.EMFILE: _OPEN, errno.ENFILE: _OPEN}
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
@@ -66,7 +68,12 @@ def _errors_as_json(json: bool) -> Iterator[None]:
 
 
 def as_user_error(error: BaseException) -> UserError | None:
-    """Return the error in words if it is one that the user can correct, as those of disks and paths are."""
+    """Return the error in words if it is one that the user can correct, as those of disks, paths and limits are."""
+    number = errno.EAGAIN if str(error) == "can't start new thread" else getattr(error, "errno", None)
+    if number in _LIMITS:
+        problem = f"there are as many {_LIMITS[number][0]} as the system allows ({error})"
+        remedy = f"end other programs, or raise the limit: that of a shell is `{_LIMITS[number][1]}`, a container has its own"
+        return UserError(problem, code="limit-reached", remedy=remedy)
     if isinstance(error, OSError):
         from reelworks.core import files  # slow to import
 

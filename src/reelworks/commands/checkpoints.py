@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +16,6 @@ from reelworks.commands.app import App
 from reelworks.commands.exit_codes import ExitCode
 from reelworks.commands.options import Json, Overrides, RunArgument, SourceArgument
 from reelworks.core import units
-from reelworks.core.errors import UserError
 from reelworks.models.adapters.conventions import LoraFormat
 from reelworks.models.export.config import Dtype
 
@@ -53,21 +52,6 @@ def _open(run: Path, overrides: list[str] | None = None) -> tuple[CheckpointFold
     folder.info()
     policy = recipe_file.load(folder.recipe_file, overrides or []).checkpoints
     return CheckpointFolder(folder.checkpoints_folder), policy
-
-
-@contextmanager
-def _changing(store: CheckpointFolder) -> Iterator[None]:
-    """Turn errors of the disk into a `UserError`."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"the folder of checkpoints cannot be written to ({error.strerror or error})",
-            code="checkpoints-unwritable",
-            field="RUN",
-            value=str(store.root),
-            remedy="check its permissions and its disk, or free disk space",
-        ) from error
 
 
 @app.command("ls", doing="reading the checkpoints")
@@ -135,6 +119,7 @@ def prune(
     Args:
         dry_run: Only print what would be deleted.
     """
+    from reelworks.core import files
     from reelworks.data.checkpoint import listing
     from reelworks.data.run import lock
     from reelworks.data.run.folder import RunFolder
@@ -142,7 +127,7 @@ def prune(
     store, policy = _open(run, overrides)
     remedy = "wait for the run, which prunes after each save, or give --dry-run to look without deleting"
     alone = lock.hold(RunFolder(run).lock_file, field="RUN", remedy=remedy)
-    with _changing(store), nullcontext() if dry_run else alone:
+    with files.writing("RUN", store.root), nullcontext() if dry_run else alone:
         pruned = listing.prune(store, policy, dry_run=dry_run)
     show.json(pruned) if json else _print_pruned(pruned)
 
@@ -169,10 +154,11 @@ def unpin(run: RunArgument, step: StepArgument, json: Json = False) -> None:
 
 
 def _set_pin(run: Path, step: int, pinned: bool, json: bool) -> None:
+    from reelworks.core import files
     from reelworks.data.checkpoint import listing
 
     store, policy = _open(run)
-    with _changing(store):
+    with files.writing("RUN", store.root):
         store.pin(step) if pinned else store.unpin(step)
     row = listing.row(store, policy, step)
     show.json(row) if json else show.line(f"step {step}: {_why(row)}")

@@ -15,12 +15,14 @@ from reelworks.core import units
 def report(
     run: RunArgument,
     costs: Annotated[Path | None, Option()] = None,
+    output: Annotated[Path | None, Option("--output", "-o", metavar="FILE")] = None,
     json: Json = False,
 ) -> None:
-    """Write the report of a run as one self-contained HTML file, RUN/report.html.
+    """Write the report of a run as one self-contained HTML file.
 
     Args:
         costs: Also write the measured times of micro-batches, for a recipe's cost.measured.
+        output: The file to write, such as beside a run that may only be read; default: report.html in the run folder.
     """
     from reelworks.data.run.folder import RunFolder
     from reelworks.reports import html
@@ -30,7 +32,7 @@ def report(
     if costs is not None:
         measured = measure_costs(RunFolder(run))
         write_costs(costs, RunFolder(run), measured)
-    written = html.WrittenReport(html.write(RunFolder(run)), measured)
+    written = html.WrittenReport(html.write(RunFolder(run), output), measured)
     if json:
         show.json(written)
         return

@@ -26,8 +26,8 @@ def _section(told: object) -> page.Section | None:
     return told
 
 
-def write(run: RunFolder) -> Path:
-    """Write the report of a run, finished or not, and return its path."""
+def write(run: RunFolder, output: Path | None = None) -> Path:
+    """Write the report of a run, finished or not, to a file, by default in its folder; return the path."""
     data = run_data.load(run)
     checkpoints = status.checkpoints(data)
     text = page.render(
@@ -60,5 +60,5 @@ def write(run: RunFolder) -> Path:
             for key, value in diff.flat(data.environment).items()
         },
     )
-    files.write_for("RUN", run.report_file, text.encode())
-    return run.report_file
+    files.write_for("--output", output := output or run.report_file, text.encode())
+    return output

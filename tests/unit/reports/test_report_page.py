@@ -1,4 +1,5 @@
 import base64
+import errno
 import json
 import re
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 from parsed import Page
 from refused import refused
 
-from reelworks.core import files
+from reelworks.core import files, storage
 from reelworks.data.run.folder import RunFolder
 from reelworks.reports import html
 
@@ -36,6 +37,19 @@ def test_the_page_is_well_formed_and_whole(run, page):
     assert page.open == []
     for heading in ("Curves", "Previews", "Buckets", "Coverage", "Checkpoints", "Timeline"):
         assert heading in page.words
+
+
+def test_a_run_that_may_only_be_read_has_its_report_elsewhere(run, text, tmp_path):
+    def refuse(call, path):
+        if run.path in path.parents:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    with storage.guarded(refuse):
+        with refused("file-unwritable", "--output", says="a place that is writable"):
+            html.write(run)
+        elsewhere = html.write(run, tmp_path / "new" / "report.html")
+    assert elsewhere == tmp_path / "new" / "report.html"
+    assert elsewhere.read_text(encoding="utf-8").count("<section") == text.count("<section")
 
 
 def test_nothing_is_loaded_from_outside(page):

@@ -151,3 +151,20 @@ def test_a_folder_that_cannot_be_locked_names_what_the_system_lacks(
     monkeypatch.setattr(lock.os, "open", refuse)
     with refused("file-unwritable", "output", says=remedy), lock.hold(tmp_path / "run" / "lock"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("error", "limit"),
+    [
+        (RuntimeError("can't start new thread"), "ulimit -u"),
+        (BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "ulimit -u"),  # of a process
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE), "a.mp4"), "ulimit -n"),
+        (OSError(errno.ENFILE, os.strerror(errno.ENFILE)), "ulimit -n"),
+    ],
+)
+def test_a_limit_of_the_system_is_told_with_the_way_to_raise_it(error: Exception, limit: str) -> None:
+    told = main.as_user_error(error)
+    assert isinstance(told, UserError)
+    assert told.code == "limit-reached"
+    assert str(error) in told.problem
+    assert limit in told.remedy
