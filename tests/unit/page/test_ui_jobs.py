@@ -200,7 +200,7 @@ def test_a_folder_is_left_when_all_that_its_page_started_has_ended(tmp_path):
     jobs.write(queue.folder / "000003.json", left)
     told = []
     serve.end_jobs([tmp_path], told.append)
-    assert told == ["\n".join(["asked to end, and waited for: demo footage"] * 2)]
+    assert told == ["asked to end, and waited for: demo footage"] * 2
     assert [job.state for job in queue.list()] == ["stopped", "stopped", "waiting"]
     assert not any(process.lives() for job in queue.list() if (process := job.process))
 

@@ -132,8 +132,9 @@ class Jobs:
     def end(self, say: Callable[[str], None]) -> None:
         """Ask all commands that run to end, and wait until they have; no page may start others meanwhile."""
         asked = [self.stop(job.id) for job in self.list() if job.state == "running"]
-        told = "\n".join(f"asked to end, and waited for: {job.kind} {job.title}" for job in asked)
-        say(told or f"nothing runs of the queue in {self.folder}")
+        told = [f"asked to end, and waited for: {job.kind} {job.title}" for job in asked]
+        for line in told or [f"nothing runs of the queue in {self.folder}"]:
+            say(line)
         while any(self.get(job.id).state == "running" for job in asked):
             time.sleep(_POLL_SECONDS)
 
@@ -144,8 +145,7 @@ class Jobs:
             with suppress(FileNotFoundError), self._file(job, suffix).open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
                 text += file.read().decode(errors="replace")
-        lines = (line.rsplit("\r", 1)[-1] for line in _CODES.sub("", text).replace("\r\n", "\n").split("\n"))
-        return "\n".join(lines)
+        return "\n".join(line.rsplit("\r", 1)[-1] for line in _CODES.sub("", text).replace("\r\n", "\n").split("\n"))
 
     def result(self, id: str) -> Any:
         """Return the JSON value that a command with `--json` printed; None if it printed none, or an error."""
