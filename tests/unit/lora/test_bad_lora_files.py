@@ -222,7 +222,7 @@ def test_numbers_that_a_dtype_cannot_hold_are_refused(tmp_path: Path) -> None:
     path, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     changed(lora_B__weight=1e6 * random(12, 4, seed=0))(path)
     with refused("dtype-too-narrow", "dtype", says="blocks.0.self_attn.q"):
-        merge.merge(MergeLorasRequest(files=[str(path)], output=target, dtype="float16"))
+        merge.merge(MergeLorasRequest(files=[f"{path}=1e6"], output=target, dtype="float16"))
     assert not target.exists()
 
 
