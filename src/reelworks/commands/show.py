@@ -53,7 +53,7 @@ def print_table(filled: Table) -> None:
         measured = Measurement.get(console, console.options.update(width=1000), _with_columns(first, *columns))
         return measured.maximum <= console.width
 
-    console = terminal.console()
+    console, filled = terminal.console(), _with_columns(*filled.columns)
     first, *others = filled.columns
     if not all(map(fits, others)):
         for column in filled.columns:
@@ -72,7 +72,7 @@ def print_table(filled: Table) -> None:
 def _with_columns(*columns: Column) -> Table:
     table = new_table(*(str(column.header) for column in columns))
     for cells in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*cells)
+        table.add_row(*(str(cell).replace("\n", "␊") for cell in cells))  # of a name: a row is one line
     return table
 
 

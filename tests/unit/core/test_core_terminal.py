@@ -61,6 +61,13 @@ def test_a_name_begins_no_line_of_its_own(text, name):
     assert terminal.plain(message) == message
 
 
+def test_a_name_in_a_table_is_one_line(capsys):
+    table = show.new_table("a name", "a number")
+    table.add_row("a\nerror: it is lost", "1")
+    show.print_table(table)
+    assert any("a␊error: it is lost" in line and "1" in line for line in capsys.readouterr().out.splitlines())
+
+
 def test_texts_of_files_and_json_keep_their_lines(capsys):
     text = "version = 1\n\n[train]\nlr = 1\n"
     show.line(text, is_file=True)
