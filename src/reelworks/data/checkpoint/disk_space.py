@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,12 +73,11 @@ def probe(folder: Path) -> Mount:
 
 
 def _locks(fd: int) -> bool:
-    try:
+    with suppress(OSError):
         system.lock(fd)
         system.unlock(fd)
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def require(folder: Path, need_bytes: int, what: str = "a checkpoint") -> None:

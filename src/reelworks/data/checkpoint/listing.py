@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -177,11 +178,10 @@ def _damaged(step: int, path: Path, saved: SavedFacts | None, reason: str) -> Li
 
 def epoch(info: CheckpointInfo) -> int | None:
     """Return the epoch in a checkpoint's cursor, from 0; None if it has no readable cursor."""
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError):
         value = json.loads((info.path / names.CURSOR).read_text(encoding="utf-8"))["epoch"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return value if isinstance(value, int) else None
+        return value if isinstance(value, int) else None
+    return None
 
 
 def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:

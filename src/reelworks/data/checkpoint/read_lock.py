@@ -36,10 +36,8 @@ def is_read(path: Path) -> bool:
     try:
         with (path / manifest.FILE_NAME).open("rb") as f:
             system.lock(f.fileno())
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from fractions import Fraction
 from itertools import islice
 from typing import Any, NamedTuple
@@ -285,10 +286,9 @@ def are_whole(opened: OpenVideo, packets: Packets) -> bool:
         return False
     with video.opened(opened.path) as again:
         again.stream.codec_context.options = again.stream.codec_context.options | {"err_detect": "explode"}
-        try:
+        with suppress(av.error.InvalidDataError):
             return not any(frame.is_corrupt for frame in again.frames())
-        except av.error.InvalidDataError:
-            return False
+    return False
 
 
 def _has_gap(opened: OpenVideo, packets: Packets) -> bool:

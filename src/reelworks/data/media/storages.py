@@ -237,10 +237,9 @@ def _retry_after(headers: dict[str, str]) -> float | None:
     told = headers.get("retry-after", "")
     if told.isdecimal():
         return float(told)
-    try:
+    with contextlib.suppress(ValueError):
         return parsedate_to_datetime(told).timestamp() - time.time()
-    except ValueError:
-        return None
+    return None
 
 
 def _meant(error: Exception) -> OSError:

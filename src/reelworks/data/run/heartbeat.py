@@ -183,8 +183,6 @@ def _holder(path: Path) -> LockOwner | None:
 
 def _snapshot(path: Path) -> tuple[int, str] | None:
     """Return modification time and content, or None; opens the file so that network file systems refresh their cache."""
-    try:
-        with path.open(encoding="utf-8") as f:
-            return os.fstat(f.fileno()).st_mtime_ns, f.read()
-    except FileNotFoundError:
-        return None
+    with suppress(FileNotFoundError), path.open(encoding="utf-8") as f:
+        return os.fstat(f.fileno()).st_mtime_ns, f.read()
+    return None

@@ -9,6 +9,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from reelworks.core import retry, user_files
@@ -106,11 +107,10 @@ def _is_folder(entry: os.DirEntry[str], name: str) -> bool:
 
 def _is_run(run: RunFolder) -> bool:
     """Return whether `run.json` is that of a run: footage beside another file of that name must be kept."""
-    try:
+    with suppress(OSError, ValueError):
         info = user_files.read_json(run.info_file)
-    except (OSError, ValueError):
-        return False
-    return isinstance(info, dict) and {"format", "id"} <= info.keys()
+        return isinstance(info, dict) and {"format", "id"} <= info.keys()
+    return False
 
 
 def _entry(entry: os.DirEntry[str], prefix: str, names: CaptionNames) -> SourceFile:

@@ -8,6 +8,7 @@ Files that a run keeps as hard links remain.
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,8 +61,7 @@ def _rewrite(catalog: Catalog) -> None:
     first = next(tables, None)
     if first is not None:
         with part_files.new_parquet(path / part_files.compact_name(version), first.schema) as writer:
-            writer.write_table(first)
-            for table in tables:
+            for table in itertools.chain([first], tables):
                 writer.write_table(table)
     gone = np.flatnonzero(~alive)
     if len(gone):
