@@ -356,7 +356,7 @@ def test_lists_with_other_scores_and_folders_stand_in_one_catalog(folder: Path) 
         ("path\na.png\n../b.png\n", "row 2, .*/b.png, lies outside"),
         ("path\na.png\n/etc/passwd.png\n", "row 2, /etc/passwd.png, lies outside"),
         ("path\nx.png\ny.mp4\n", "none of the 2 files of the list is .* the first is .*/x.png: no such file"),
-        ("path\n", "none of the 0 files"),
+        ("path\n", "the list has no rows"),
         ("path,aes\na.png,1,2\n", "cannot be read"),
         ("", "cannot be read"),
         ("path,path\na.png,b\n", "two columns are named path"),

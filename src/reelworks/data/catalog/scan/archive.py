@@ -29,7 +29,7 @@ from reelworks.data.media import formats, location, storages
 
 SUFFIXES = (*caption_names.SUFFIXES, ".json")
 NOT_REGULAR = "not a regular file in the archive"
-_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zX", b"\x28\xb5\x2f\xfd")  # beginnings of gzip, bzip2, xz and zstd
+COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zX", b"\x28\xb5\x2f\xfd")  # beginnings of gzip, bzip2, xz and zstd
 _MOST_OF_HEADER = 1 << 20  # bytes of a long name, or of the attributes of one member
 
 
@@ -93,7 +93,7 @@ def read(file: BinaryIO) -> ArchiveHeaders:
     except Exception as error:  # tarfile raises nearly anything on odd headers
         is_told = isinstance(error, tarfile.TarError)
         reason = str(error) if is_told else f"a header is damaged ({type(error).__name__}: {error})"
-        if not found and file.seek(0) == 0 and file.read(4).startswith(_COMPRESSED):
+        if not found and file.seek(0) == 0 and file.read(4).startswith(COMPRESSED):
             reason = "it is compressed, so clips cannot be read in place; unpack it"
         what = f"damaged, and not read behind {found[-1].name!r}" if found else "not a tar archive"
         return ArchiveHeaders(found, f"{what}: {reason}")
@@ -163,6 +163,7 @@ class _Captions:
                 self._captions.setdefault(key, set()).add(rest.rpartition(".")[0])
             else:
                 self._clips[key] += 1
+        self._first = {key: min(rests) for key, rests in self._captions.items()}
 
     def files_of(self, clip: str) -> CaptionFiles:
         """Return the captions of a clip, given its name."""
@@ -172,8 +173,8 @@ class _Captions:
             # Beside a text, JSON holds other facts, and often the same text.
             rivals = [name for name in rivals if formats.extension_of(name) != ".json"]
             return CaptionFiles(tuple(map(self._range, read)), tuple(map(self._range, rivals)))
-        (base, *more) = (f"{key}.{rest}" if rest else key for rest in sorted(self._captions[key]))
-        if more or self._clips[key] > 1:
+        base = f"{key}.{rest}" if (rest := self._first[key]) else key
+        if len(self._captions[key]) > 1 or self._clips[key] > 1:
             return CaptionFiles(unclear=base)
         return CaptionFiles(tuple(map(self._range, self._names.named(base)[:1])))
 

@@ -11,6 +11,7 @@ import posixpath
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -63,7 +64,8 @@ def read(media: MediaPath, files: CaptionFiles) -> str | Unsettled | None:
     if len(rivals) == 1 and not any(parts) and len({_base(one) for one in (*files.read, *files.rivals)}) == 1:
         parts, rivals = rivals, []
         remarks.append(_EMPTY)
-    if any(_differ(part, rival) for part in parts[:1] for rival in rivals):
+    contents = [part.data if isinstance(part, Raw) else part for part in (*parts[:1], *rivals)]
+    if parts and any(content != contents[0] for content in contents[1:]):
         remarks.append(_SECOND)
     if parts and not isinstance(parts[0], Raw) and len(parts) == 1 and not remarks and not is_null(parts[0]):
         return parts[0]
@@ -96,12 +98,11 @@ def is_null(text: str) -> bool:
 
 def of_json(text: str) -> str | None:
     """Return the caption in JSON, with a line for each of several; None if it has none."""
-    try:
+    with suppress(ValueError):
         values = user_files.parse_json(text)
-    except ValueError:
-        return None
-    named = {key.lower(): value for key, value in values.items()} if isinstance(values, dict) else {}
-    return next((caption for key in CAPTION_NAMES if (caption := _of_value(named.get(key)))), None)
+        named = {key.lower(): value for key, value in values.items()} if isinstance(values, dict) else {}
+        return next((caption for key in CAPTION_NAMES if (caption := _of_value(named.get(key)))), None)
+    return None
 
 
 def _of_value(value: Any) -> str | None:
@@ -111,7 +112,7 @@ def _of_value(value: Any) -> str | None:
     return "\n".join(" ".join(text.split()) for text in there) if len(there) > 1 else next(iter(there), None)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=256)  # folders: rows of a catalog come in no order of theirs
 def _names_of(folder: Path, changed_ns: int) -> CaptionNames:
     return CaptionNames([entry.name for entry in os.scandir(folder)])
 
@@ -135,11 +136,6 @@ def _part(media: MediaPath, file: str | Range) -> str | Raw | None:
 
 def _base(file: str | Range) -> str:
     return (file.name if isinstance(file, Range) else file).rpartition(".")[0]
-
-
-def _differ(one: str | Raw, other: str | Raw) -> bool:
-    a, b = (part.data if isinstance(part, Raw) else part for part in (one, other))
-    return a != b
 
 
 def _caption(text: str, name: str) -> str | None:

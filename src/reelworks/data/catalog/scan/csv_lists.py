@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -19,6 +20,7 @@ import pyarrow.csv
 from reelworks.data.catalog.scan.list_columns import PATH, TEXT, is_text, renamed
 from reelworks.data.media import formats
 
+csv.field_size_limit((1 << 31) - 1)  # a caption may be longer than the 128 KiB that Python allows for a cell
 Opener = Callable[[], Any]  # opens a list in UTF-8
 _SEPARATORS = ",;\t|"
 _HEAD_BYTES, _BLOCK_BYTES = 1 << 16, 1 << 22
@@ -71,8 +73,7 @@ def _parsed(opened: Opener, separator: str, texts: Sequence[str], skipped: list[
             return pa.csv.read_csv(file, parse_options=parse, convert_options=convert)
     except pa.ArrowInvalid:
         with opened() as file:
-            for _ in _rows(file.read().decode(errors="replace").removeprefix("\ufeff"), separator):
-                pass  # gives a better message
+            deque(_rows(file.read().decode(errors="replace").removeprefix("\ufeff"), separator), 0)  # tells where
         raise
 
 
@@ -108,11 +109,8 @@ def _in_standard_form(opened: Opener, separator: str) -> bytes:
         with suppress(ValueError):  # the quotes stand within cells
             return _written(_rows(text, separator, spaces=True), separator)
     try:
-        for _ in _rows(text, separator):
-            pass
+        deque(_rows(text, separator), 0)
     except ValueError:
-        if '\\"' not in text:
-            raise
         doubled = re.sub(r'\\(["\\\n]|\r\n)', lambda sign: '""' if sign[1] == '"' else sign[1], text)
         with suppress(ValueError):
             return _written(_rows(doubled, separator), separator)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
@@ -16,6 +17,9 @@ from reelworks.data.catalog.scan.list_columns import PATH, TEXT, is_text, rename
 from reelworks.data.media import formats
 
 _HALF = re.compile(r"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]")  # of a surrogate pair
+_OTHERS = bytes(set(range(256)).difference(b'"[]{}\n'))
+_DEEPEST = 500  # levels of values; of many thousands, which Python refuses, Arrow overruns its stack
+_BLOCK_BYTES = 1 << 22
 _EXAMPLE = 'objects with a path and a text, such as {"path": "a.mp4", "text": "a cat"}'
 
 
@@ -25,14 +29,14 @@ def read(opened: Callable[[], Any], *, is_lines: bool) -> tuple[Any, bool]:
     Raises:
         ValueError: It is no JSON, or no list of clips.
     """
-    if is_lines:
+    if is_lines and not _is_deep(opened):
         # It takes no values of several kinds, no NaN, no array, and no line longer than a block.
         with suppress(pa.ArrowException):
             with opened() as file:
                 table = pa.json.read_json(file)
-            # A date, and numbers that are captions, such as 1.50, are no longer as they were written.
-            texts = (is_text(field.name) and pa.types.is_floating(field.type) for field in table.schema)
-            if not any(texts) and not any(pa.types.is_temporal(field.type) for field in table.schema):
+            # Dates, and numbers that are captions, such as 2.0, are no longer as they were written, also within lists.
+            kinds = ((is_text(field.name), str(field.type)) for field in table.schema)
+            if not any("timestamp" in kind or (of_texts and "double" in kind) for of_texts, kind in kinds):
                 return table, True
     with opened() as file:
         text = file.read().decode("utf-8-sig")
@@ -43,6 +47,17 @@ def read(opened: Callable[[], Any], *, is_lines: bool) -> tuple[Any, bool]:
         if not is_lines and not _is_object(lines[0]):
             raise
     return _table(_objects([_line(i, line) for i, line in enumerate(lines, 1) if line.strip()])), True
+
+
+def _is_deep(opened: Callable[[], Any]) -> bool:
+    with opened() as file:
+        while lines := file.readlines(_BLOCK_BYTES):
+            signs = b"".join(lines).replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _OTHERS)
+            outside = np.frombuffer(re.sub(rb'"[^"\n]*"', b"", signs), dtype=np.uint8)  # of texts
+            level = np.cumsum(np.isin(outside, list(b"[{")) * 1 - np.isin(outside, list(b"]}")))
+            if (level - np.minimum.accumulate(level)).max(initial=0) > _DEEPEST:
+                return True
+    return False
 
 
 def _is_object(line: str) -> bool:
@@ -94,7 +109,9 @@ def _of_columns(value: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:
-    names = dict.fromkeys(name for row in rows for name in row)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if PATH not in renamed(names):  # which is refused by its names, and may have one for each row
+        rows = []
     return pa.table({name: _column(name, [row.get(name) for row in rows]) for name in names})
 
 

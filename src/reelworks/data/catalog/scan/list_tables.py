@@ -11,6 +11,8 @@ import codecs
 import gzip
 import io
 import zlib
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,12 +21,12 @@ import pyarrow.parquet
 
 from reelworks.core import retry, text_encoding, user_files
 from reelworks.core.errors import UserError
-from reelworks.data.catalog.scan import csv_lists, json_lists, list_columns, remote
+from reelworks.data.catalog.scan import archive, csv_lists, json_lists, list_columns, remote
 from reelworks.data.media import location, storages
 from reelworks.data.media.formats import list_suffix
 from reelworks.data.media.location import MediaPath
 
-_GZIP = b"\x1f\x8b"
+_GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
 _BLOCK_BYTES = 1 << 22
 _MOST_BY_CHANCE = 3  # signs of a text in GBK that is UTF-8 too
 
@@ -118,22 +120,19 @@ def _content(path: Path) -> tuple[bytes | None, tuple[str, ...]]:
         return None, ()
     with user_files.opened(path) as file, gzip.open(file) if file.peek(2)[:2] == _GZIP else file as opened:
         data = user_files.read_open(opened, path, user_files.LIST)
+    if data.startswith(_PARQUET):
+        raise ValueError("it is Parquet: give it a name that ends in .parquet")
+    if data.startswith(archive.COMPRESSED):
+        raise ValueError("it is packed, and not once by gzip: unpack it")
     text, encoding = _decoded(data)
     return text.encode(), (f"it is read as {encoding}",) if encoding else ()
 
 
 def _is_utf8(path: Path) -> bool:
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    with user_files.opened(path) as file:
-        try:
-            while block := file.read(_BLOCK_BYTES):
-                if b"\0" in block:
-                    return False
-                decoder.decode(block)
-            decoder.decode(b"", final=True)
-        except UnicodeDecodeError:
-            return False
-    return True
+    with suppress(UnicodeDecodeError), user_files.opened(path) as file:
+        texts = codecs.iterdecode(iter(partial(file.read, _BLOCK_BYTES), b""), "utf-8")
+        return not any("\0" in text for text in texts)
+    return False
 
 
 def _decoded(data: bytes) -> tuple[str, str]:

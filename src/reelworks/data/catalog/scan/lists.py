@@ -16,6 +16,7 @@ from __future__ import annotations
 import keyword
 import math
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from reelworks.data.catalog.store.integrity import OUTSIDE, ROOT, is_text
 from reelworks.data.catalog.store.schema import SCHEMA, as_numpy
 from reelworks.data.media import formats, probe, storages
 
+_NAMES_TOLD = 20
 _ROUNDABOUT = r"//|(^|/)\.{1,2}(/|$)|/$"
 
 
@@ -156,9 +158,9 @@ def _entries(paths: Any, source: Source, *, captions: bool) -> list[SourceFile]:
     """
     files = list_files.look_up(source, paths.to_pylist(), captions=captions)
     if all(file.problem is not None for file in files):
-        first = f"; the first is {source.url or source.root}/{files[0].path}: {files[0].problem}" if files else ""
         raise ListError(
-            f"none of the {len(files)} files of the list is a video or picture that can be read{first}",
+            f"none of the {len(files)} files of the list is a video or picture that can be read; the first is "
+            f"{source.url or source.root}/{files[0].path}: {files[0].problem}",
             source,
             code="no-media",
             remedy="check that the disk is mounted, and set root (--root of scan) to the files' folder",
@@ -181,12 +183,15 @@ def read(source: Source) -> Listing:
             raise ListError(f"two columns are named {name}", source, code="duplicate-column", remedy=remedy)
     if PATH not in table.column_names:
         is_one_column = len(table.column_names) == 1 and any(sign in table.column_names[0] for sign in ";\t|")
+        told = [*table.column_names[:_NAMES_TOLD], *["…"] * (len(table.column_names) > _NAMES_TOLD)]
         raise ListError(
-            f"the list has no column named {PATH}; it has {', '.join(table.column_names)}",
+            f"the list has no column named {PATH}; it has {', '.join(told) or 'none'}",
             source,
             code="list-without-paths",
             remedy="separate columns with commas" if is_one_column else f"rename the column of file names to {PATH}",
         )
+    if not len(table):
+        raise ListError("the list has no rows", source, code="no-media", remedy="write a row for each clip")
     paths = _relative(table.column(PATH).combine_chunks(), source)
     clips = _clips(table, paths, source)
     _refuse_twice(paths, clips, source)
@@ -231,10 +236,9 @@ def _probe(path: str, num_frames: float, height: float, width: float, fps: float
     kind = "video" if num_frames > 1 else formats.kind_of(path) or "video"  # pictures of several frames are clips
     if kind == "image":
         num_frames, fps = 1, 0.0
-    sizes_are_whole = all(
-        1 <= value <= _MOST_STATED and value.is_integer() for value in (float(num_frames), height, width)
-    )
-    if not sizes_are_whole or not (0 < fps < math.inf or kind == "image"):
+    sizes = float(num_frames), height, width
+    are_whole = all(1 <= size <= _MOST_STATED and size.is_integer() for size in sizes)
+    if not are_whole or not (0 < fps < math.inf or kind == "image"):
         return None
     return probe.Probe(
         kind=kind,
@@ -250,15 +254,15 @@ def _scores(table: Any, caption: str | None, file: str, *, trusted: bool) -> tup
     """Return the finite numbers of columns by name, and a message about which columns were used and which ignored."""
     scores: dict[str, NDArray[np.float64]] = {}
     ignored: list[str] = []
-    for name in table.column_names:
-        column = table.column(name) if table.column_names.count(name) == 1 else None
+    counts = Counter(table.column_names)
+    for name, column in zip(table.column_names, table.columns, strict=True):
         if name in (PATH, caption, *RANGES[0], *RANGES[1]):
             continue
         if trusted and name in _STATED:
             continue
         if name.lower() in MEASURED:
             ignored.append(f"{name} (measured from the file)")
-        elif not name.isidentifier() or keyword.iskeyword(name) or column is None:
+        elif not name.isidentifier() or keyword.iskeyword(name) or counts[name] > 1:
             ignored.append(f'"{name}" (not a valid name in filters, or used by two columns)')
         elif any(is_kind(column.type) for is_kind in _NUMERIC):
             values = column.cast(pa.float64(), safe=False).to_numpy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import posixpath
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -178,11 +179,15 @@ class Update:
             self.changed += len(differs)
 
     def tasks(self, listed: Listed) -> Iterator[Task]:
-        """Yield the files to examine one by one, since ten million tasks would take too much memory; the clips of one together."""
+        """Yield the files to examine one by one, since ten million tasks would take too much memory.
+
+        The clips of a file are together, and the files of a folder, which is listed for captions once then.
+        """
         read_captions, numbers = listed.files.captions is None, np.flatnonzero(listed.look)
-        words = hash_rng.text_words([listed.files.entries[i].path for i in numbers.tolist()])
-        _, first, of_number = np.unique(words, return_index=True, return_inverse=True)
-        for i in numbers[np.argsort(first[of_number], kind="stable")].tolist():
+        paths = [listed.files.entries[i].path for i in numbers.tolist()]
+        words = map(hash_rng.text_words, (paths, [posixpath.dirname(path) for path in paths]))
+        found = (np.unique(of, return_index=True, return_inverse=True) for of in words)
+        for i in numbers[np.lexsort([first[of_number] for _, first, of_number in found])].tolist():
             entry, position = listed.files.entries[i], int(listed.position[i])
             opened = bool(listed.open[i])
             # A clip, a file that was cut before, and what an earlier version measured is measured even if its content is known.
