@@ -137,3 +137,28 @@ def test_files_of_a_folder_are_examined_together_in_whatever_order_a_list_has_th
     assert sorted(found) == sorted(listing.entries)
     assert len([*groupby(found, lambda entry: entry.path[0])]) == 12
     assert len([*groupby(found, lambda entry: entry.path)]) == 60
+
+
+def test_parts_of_a_list_may_have_words_in_a_dictionary_or_as_texts(tmp_path: Path) -> None:
+    (tmp_path / "list.parquet").mkdir()
+    texts = pa.array(["a cat", None, "a cat"])
+    for i, column in enumerate((texts, texts.dictionary_encode(), texts.cast(pa.large_string()).dictionary_encode())):
+        paths = pa.array([f"{i}{j}.png" for j in range(3)])
+        pq.write_table(pa.table({"path": paths, "text": column}), tmp_path / "list.parquet" / f"{i}.parquet")
+    assert captions(tmp_path / "list.parquet") == texts.to_pylist() * 3
+
+
+def test_two_columns_of_a_name_are_refused_in_parquet_too(tmp_path: Path) -> None:
+    columns = [pa.array([text]) for text in ("a.png", "a cat", "a dog")]
+    pq.write_table(pa.Table.from_arrays(columns, ["path", "text", "text"]), tmp_path / "list.parquet")
+    with refused("duplicate-column", "dataset 'list'", says="two columns are named text"):
+        lists.read(Source.from_path(tmp_path / "list.parquet"))
+
+
+@pytest.mark.parametrize("empty", ["", " ", None])
+def test_an_empty_text_in_a_column_of_ranges_is_an_empty_cell(tmp_path: Path, empty: str | None) -> None:
+    (tmp_path / "a.mp4").write_bytes(b"")
+    rows = [{"path": "a.mp4", "text": "x", "start_frame": a, "end_frame": b} for a, b in ((empty, empty), ("3", empty))]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "list.parquet")
+    found = lists.read(Source.from_path(tmp_path / "list.parquet"))
+    assert [entry.clip for entry in found.entries] == ["", "3:"]

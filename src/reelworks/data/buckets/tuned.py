@@ -95,8 +95,7 @@ def _reading(path: str) -> Iterator[Any]:
 
 def _entry_of(bucket: str) -> str:
     """Return the entry of a bucket, whose name has an aspect ratio too."""
-    resolution, _, frames = bucket.split(" ")
-    return f"{resolution} {frames}"
+    return " ".join(bucket.split(" ")[::2])
 
 
 def with_numbers(

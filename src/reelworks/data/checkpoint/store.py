@@ -6,7 +6,7 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -38,11 +38,10 @@ class _Held(NamedTuple):
 
     def is_ours(self) -> bool:
         """Whether the lock is still held; its file may have been removed with the folder."""
-        try:
+        with suppress(LockLost, OSError):
             self.handle.check()
-        except (LockLost, OSError):
-            return False
-        return True
+            return True
+        return False
 
 
 # By the lock's file: all stores of a process that share a folder share its lock.

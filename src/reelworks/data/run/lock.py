@@ -136,12 +136,11 @@ def _is_locked(path: Path) -> bool:
 
 
 def _text(path: Path) -> str:
-    try:
+    with suppress(OSError):
         fd = os.open(path, os.O_RDONLY | system.OWN_FILE)
-    except OSError:
-        return ""
-    with os.fdopen(fd, encoding="utf-8", errors="replace") as f:
-        return f.read(_MOST_CHARACTERS)
+        with os.fdopen(fd, encoding="utf-8", errors="replace") as f:
+            return f.read(_MOST_CHARACTERS)
+    return ""
 
 
 def _take(path: Path, stack: ExitStack) -> Callable[[], bool]:

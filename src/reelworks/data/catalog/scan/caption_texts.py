@@ -61,7 +61,8 @@ def read(media: MediaPath, files: CaptionFiles) -> str | Unsettled | None:
     parts = [part for one in files.read if (part := _part(media, one)) is not None]
     rivals = [part for one in files.rivals if (part := _part(media, one))]
     remarks = [_UNCLEAR] if files.unclear else []
-    if len(rivals) == 1 and not any(parts) and len({_base(one) for one in (*files.read, *files.rivals)}) == 1:
+    names = [one.name if isinstance(one, Range) else one for one in (*files.read, *files.rivals)]
+    if len(rivals) == 1 and not any(parts) and len({name.rpartition(".")[0] for name in names}) == 1:
         parts, rivals = rivals, []
         remarks.append(_EMPTY)
     contents = [part.data if isinstance(part, Raw) else part for part in (*parts[:1], *rivals)]
@@ -132,10 +133,6 @@ def _part(media: MediaPath, file: str | Range) -> str | Raw | None:
         raise OSError(error.errno, f"its caption {name}: {error.strerror or error}") from error
     text = text_encoding.decoded(data)
     return Raw(name, data) if text is None or text_encoding.is_doubtful(text) else _caption(text, name)
-
-
-def _base(file: str | Range) -> str:
-    return (file.name if isinstance(file, Range) else file).rpartition(".")[0]
 
 
 def _caption(text: str, name: str) -> str | None:

@@ -8,6 +8,7 @@ import re
 import stat
 import unicodedata
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
@@ -94,14 +95,12 @@ class _Folders:
 
     def _listed(self, folder: str) -> dict[str, list[str]] | None:
         """Return names by how they print, in small letters; None for no folder."""
-        try:
-            found = sorted(os.listdir(self._root / folder))  # noqa: PTH208
-        except OSError:
-            return None
-        names: dict[str, list[str]] = {}
-        for name in found:
-            names.setdefault(unicodedata.normalize("NFC", name).lower(), []).append(name)
-        return names
+        with suppress(OSError):
+            names: dict[str, list[str]] = {}
+            for name in sorted(os.listdir(self._root / folder)):  # noqa: PTH208
+                names.setdefault(unicodedata.normalize("NFC", name).lower(), []).append(name)
+            return names
+        return None
 
     def _media_in(self, folder: str) -> dict[str, str]:
         """Return the first of the media files of each stem."""

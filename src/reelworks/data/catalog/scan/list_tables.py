@@ -106,9 +106,17 @@ def _parquet(path: Path) -> Any:
     parts = sorted(path.rglob("[!._]*.parquet")) if path.is_dir() else [path]
     if not parts:
         raise ValueError("the folder contains no Parquet files")
-    for part in parts:
-        user_files.require(part, user_files.LIST)
-    return pa.concat_tables([pa.parquet.read_table(part) for part in parts], promote_options="permissive")
+    first, *further = map(_parquet_part, parts)
+    return pa.concat_tables([first, *further], promote_options="permissive") if further else first
+
+
+def _parquet_part(path: Path) -> Any:
+    """Read one file, of which two columns may have one name; words of a dictionary are read as texts, as they are in others."""
+    user_files.require(path, user_files.LIST)
+    with pa.parquet.ParquetFile(path) as file:
+        table = file.read()
+    columns = [c.cast(c.type.value_type) if pa.types.is_dictionary(c.type) else c for c in table.columns]
+    return pa.table(columns, names=table.column_names)
 
 
 def _content(path: Path) -> tuple[bytes | None, tuple[str, ...]]:

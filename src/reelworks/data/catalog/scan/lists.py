@@ -36,7 +36,6 @@ from reelworks.data.catalog.store.integrity import OUTSIDE, ROOT, is_text
 from reelworks.data.catalog.store.schema import SCHEMA, as_numpy
 from reelworks.data.media import formats, probe, storages
 
-_NAMES_TOLD = 20
 _ROUNDABOUT = r"//|(^|/)\.{1,2}(/|$)|/$"
 
 
@@ -118,6 +117,8 @@ def _clips(table: Any, paths: Any, source: Source) -> list[str]:
 def _numbers(table: Any, name: str, source: Source) -> NDArray[np.float64]:
     try:
         column = table.column(name) if name in table.column_names else pa.nulls(len(table))
+        if is_text(column.type):  # of which empty ones are empty cells
+            column = pc.if_else(pc.equal(pc.utf8_trim_whitespace(column), ""), None, column)
         return as_numpy(column.cast(pa.float64(), safe=False))
     except pa.ArrowException as error:
         problem = f"the column {name} has a value that is no number ({error})"
@@ -183,7 +184,7 @@ def read(source: Source) -> Listing:
             raise ListError(f"two columns are named {name}", source, code="duplicate-column", remedy=remedy)
     if PATH not in table.column_names:
         is_one_column = len(table.column_names) == 1 and any(sign in table.column_names[0] for sign in ";\t|")
-        told = [*table.column_names[:_NAMES_TOLD], *["…"] * (len(table.column_names) > _NAMES_TOLD)]
+        told = [*table.column_names[:20], *["…"] * (len(table.column_names) > 20)]
         raise ListError(
             f"the list has no column named {PATH}; it has {', '.join(told) or 'none'}",
             source,
