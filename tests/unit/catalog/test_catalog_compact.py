@@ -238,3 +238,12 @@ def test_a_damaged_compacted_file_is_named(catalog: Path) -> None:
     file.write_bytes(file.read_bytes()[:-4])
     with pytest.raises(UserError, match=r"compact-000003\.parquet cannot be read"):
         Catalog.open(catalog).live()
+
+
+def test_rows_of_many_small_scans_are_read_at_once_afterwards(tmp_path: Path) -> None:
+    for number in range(12):
+        scan(tmp_path / "catalog", {number}, set())
+    compact(tmp_path / "catalog")
+    (file,) = (tmp_path / "catalog").glob("*.parquet")
+    metadata = pq.read_metadata(file)
+    assert (metadata.num_rows, metadata.num_row_groups) == (12, 1)

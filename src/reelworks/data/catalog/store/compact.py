@@ -60,9 +60,7 @@ def _rewrite(catalog: Catalog) -> None:
     tables = catalog.reader.tables(alive[rows.ordinal])
     first = next(tables, None)
     if first is not None:
-        with part_files.new_parquet(path / part_files.compact_name(version), first.schema) as writer:
-            for table in itertools.chain([first], tables):
-                writer.write_table(table)
+        part_files.write_tables(path / part_files.compact_name(version), itertools.chain([first], tables))
     gone = np.flatnonzero(~alive)
     if len(gone):
         with part_files.new_parquet(path / part_files.gone_name(version), reader.TOMBSTONES_SCHEMA) as writer:
