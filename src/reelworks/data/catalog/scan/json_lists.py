@@ -29,7 +29,7 @@ def read(opened: Callable[[], Any], *, is_lines: bool) -> tuple[Any, bool]:
     Raises:
         ValueError: It is no JSON, or no list of clips.
     """
-    if is_lines and not _is_deep(opened):
+    if is_lines and not _overruns(opened):
         # It takes no values of several kinds, no NaN, no array, and no line longer than a block.
         with suppress(pa.ArrowException):
             with opened() as file:
@@ -44,26 +44,29 @@ def read(opened: Callable[[], Any], *, is_lines: bool) -> tuple[Any, bool]:
         return _table(_objects(_parsed(text))), False
     except json.JSONDecodeError:
         lines = text.split("\n")
-        if not is_lines and not _is_object(lines[0]):
+        if not is_lines and not _names(lines[0]):
             raise
     return _table(_objects([_line(i, line) for i, line in enumerate(lines, 1) if line.strip()])), True
 
 
-def _is_deep(opened: Callable[[], Any]) -> bool:
+def _overruns(opened: Callable[[], Any]) -> bool:
+    """Return whether Arrow would overrun its stack with levels of values, or memory with a column for each row."""
     with opened() as file:
         while lines := file.readlines(_BLOCK_BYTES):
             signs = b"".join(lines).replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _OTHERS)
             outside = np.frombuffer(re.sub(rb'"[^"\n]*"', b"", signs), dtype=np.uint8)  # of texts
             level = np.cumsum(np.isin(outside, list(b"[{")) * 1 - np.isin(outside, list(b"]}")))
-            if (level - np.minimum.accumulate(level)).max(initial=0) > _DEEPEST:
+            names = renamed(_names(lines[0]))
+            if (names and PATH not in names) or (level - np.minimum.accumulate(level)).max(initial=0) > _DEEPEST:
                 return True
     return False
 
 
-def _is_object(line: str) -> bool:
+def _names(line: str | bytes) -> list[str]:
     with suppress(ValueError):
-        return isinstance(json.loads(line), dict)
-    return False
+        value = user_files.parse_json(line)
+        return list(value) if isinstance(value, dict) else []
+    return []
 
 
 def _parsed(text: str) -> Any:
