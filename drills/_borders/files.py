@@ -29,7 +29,7 @@ from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data.buckets import tuned
 from reelworks.data.catalog.store.store import Catalog
-from reelworks.data.loader import eligibility
+from reelworks.data.loader import exclude_file
 from reelworks.data.media import storages
 from reelworks.data.media.decode import MediaError, Request, load
 from reelworks.data.schedule import cost
@@ -159,7 +159,7 @@ READERS: dict[str, Callable[[Path, Callable[[Path], None]], list[str]]] = {
     "files of a list": _in_list,
     **{f"decode, {name}": _later(name) for name in ("b.png", "b.gif", "b.mp4", "b.avi")},
     "recipe": _named("recipe.toml", recipe_file.load),
-    "exclude list": _named("exclude.txt", lambda path: eligibility.read_exclude_list(str(path))),
+    "exclude list": _named("exclude.txt", lambda path: exclude_file.read_list(str(path))),
     "batch sizes": _named("tuned.json", lambda path: tuned.read(str(path))),
     "costs": _named("costs.json", lambda path: cost.read_measured(str(path), ["a"])),
     "prompts": _named("prompts.txt", lambda path: vbench_files.prompts(path, "--prompt-file")),

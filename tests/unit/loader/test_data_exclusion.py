@@ -16,7 +16,7 @@ from reelworks.core import results
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.loader import eligibility, exclude_file
-from reelworks.data.loader.eligibility import ExcludeList
+from reelworks.data.loader.exclude_file import ExcludeList
 from reelworks.data.media.config import DataConfig
 from reelworks.training.plan import plan_forecast
 from reelworks.training.plan.rejections import LeftOutClip
@@ -151,7 +151,7 @@ def test_an_exclude_list_that_cannot_be_read_is_an_error(tmp_path: Path, content
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UserError, match="cannot be read" if content is None else "not UTF-8") as caught:
-        eligibility.read_exclude_list(str(path))
+        exclude_file.read_list(str(path))
     assert (caught.value.field, caught.value.value) == ("exclude_file", str(path))
 
 
@@ -176,7 +176,7 @@ def test_lines_that_a_list_has_stay_as_they_are_when_a_clip_is_added(tmp_path: P
 def test_a_list_to_which_no_clip_is_added_can_be_named(tmp_path: Path) -> None:
     listed = tmp_path / "none.txt"
     assert exclude_file.append(listed, []) == 0
-    assert eligibility.read_exclude_list(str(listed)).lines == ()
+    assert exclude_file.read_list(str(listed)).lines == ()
 
 
 def test_a_folder_is_held_out_as_a_whole(folder: Path) -> None:

@@ -15,7 +15,7 @@ from reelworks.core.errors import UserError
 from reelworks.data.catalog.scan import caption_names, caption_texts
 from reelworks.data.catalog.store.rows import without_range
 from reelworks.data.loader import decode_requests, exclude_file
-from reelworks.data.loader.eligibility import ExcludeList
+from reelworks.data.loader.exclude_file import ExcludeList
 from reelworks.training.recipe import toml_text
 from reelworks.training.recipe.dataset import RecipeData
 

@@ -21,10 +21,10 @@ from reelworks.data.catalog.store.companions import CompanionMatches
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.schema import SCORE, as_numpy
 from reelworks.data.catalog.store.store import Catalog
-from reelworks.data.loader import clip_uses, duplicates, eligibility, held_out
+from reelworks.data.loader import clip_uses, duplicates, eligibility, exclude_file, held_out
 from reelworks.data.loader.clip_uses import ClipUses
 from reelworks.data.loader.data_spec import DataSpec
-from reelworks.data.loader.eligibility import ExcludeList
+from reelworks.data.loader.exclude_file import ExcludeList
 from reelworks.data.media import decode
 from reelworks.data.media.frame_index import FrameIndex
 
@@ -85,7 +85,7 @@ class CatalogView:
     @cached_property
     def exclude_list(self) -> ExcludeList:
         """The list of clips not to train."""
-        return eligibility.read_exclude_list(self.spec.exclude_file)
+        return exclude_file.read_list(self.spec.exclude_file)
 
     @cached_property
     def in_exclude_file(self) -> Mask:

@@ -16,7 +16,7 @@ from reelworks.data.buckets.degrees import Exchange
 from reelworks.data.buckets.table import BucketTable
 from reelworks.data.catalog.config import SHOWING, DatasetConfig, same_name
 from reelworks.data.catalog.sources import SOURCES
-from reelworks.data.loader.eligibility import ExcludeList
+from reelworks.data.loader.exclude_file import ExcludeList
 from reelworks.data.media.config import OF_RECIPES, DataConfig
 from reelworks.data.media.sound import SoundSpec
 from reelworks.data.schedule.cost import CostConfig
