@@ -36,8 +36,8 @@ def ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Watch]:
     return made
 
 
-def verdict(of: Watch, others: list[int]) -> str | None:
-    of._listen(others)
+def verdict(of: Watch) -> str | None:
+    of._listen()
     return of._verdict()
 
 
@@ -47,7 +47,7 @@ def test_ranks_that_beat_are_left_alone(ranks: list[Watch]) -> None:
         for one in ranks:
             one.mark("waiting for clips", step)
             one._beat()
-        assert verdict(first, [1, 2]) is None
+        assert verdict(first) is None
 
 
 def test_a_rank_that_stops_beating_is_named_with_its_clips(ranks: list[Watch], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,11 +55,11 @@ def test_a_rank_that_stops_beating_is_named_with_its_clips(ranks: list[Watch], m
     for one in ranks:
         one.mark("in a forward and backward pass", 7, lambda rank: [f"clip-of-{rank}.mp4"])
         one._beat()
-    assert verdict(first, [1, 2]) is None
+    assert verdict(first) is None
     ranks[0]._limits = ParallelConfig(lost_seconds=0.05)
     time.sleep(0.1)
     ranks[1]._beat()
-    told = verdict(first, [1, 2])
+    told = verdict(first)
     assert told is not None
     assert told.startswith(f"rank 2 on {first._host} was lost at step 7, in a forward and backward pass")
     assert "(clips: clip-of-2.mp4)" in told
@@ -69,10 +69,10 @@ def test_a_rank_that_ended_in_order_is_not_missed(ranks: list[Watch]) -> None:
     ranks[2]._ended = True
     ranks[2]._beat()
     ranks[0]._limits = ParallelConfig(lost_seconds=0.05)
-    ranks[0]._listen([1, 2])
+    ranks[0]._listen()
     time.sleep(0.1)
     ranks[1]._beat()
-    assert verdict(ranks[0], [1, 2]) is None
+    assert verdict(ranks[0]) is None
 
 
 def test_the_slowest_rank_of_a_step_that_does_not_go_on_is_named(ranks: list[Watch]) -> None:
@@ -85,7 +85,7 @@ def test_the_slowest_rank_of_a_step_that_does_not_go_on_is_named(ranks: list[Wat
     time.sleep(0.1)
     for one in ranks:
         one._beat()
-    told = verdict(ranks[0], [1, 2])
+    told = verdict(ranks[0])
     assert told is not None
     begins = (
         rf"rank 1 on {re.escape(ranks[0]._host)} did not go on for \d+ s \(parallel.step_seconds = 0.05\) at step 3"
@@ -101,7 +101,7 @@ def test_a_phase_without_a_limit_may_last(ranks: list[Watch]) -> None:
     time.sleep(0.1)
     for one in ranks:
         one._beat()
-    assert verdict(ranks[0], [1, 2]) is None
+    assert verdict(ranks[0]) is None
 
 
 def test_an_error_of_one_rank_is_told_after_the_others_had_time_to_raise_it(
@@ -109,10 +109,10 @@ def test_an_error_of_one_rank_is_told_after_the_others_had_time_to_raise_it(
 ) -> None:
     ranks[1]._fault, ranks[1]._ended = "ValueError: a weight is missing", True
     ranks[1]._beat()
-    assert verdict(ranks[0], [1, 2]) is None
+    assert verdict(ranks[0]) is None
     monkeypatch.setattr(watch, "_GRACE_SECONDS", 0.05)
     time.sleep(0.1)
-    assert verdict(ranks[0], [1, 2]) == f"rank 1 on {ranks[0]._host} failed: ValueError: a weight is missing"
+    assert verdict(ranks[0]) == f"rank 1 on {ranks[0]._host} failed: ValueError: a weight is missing"
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def test_a_rank_that_leaves_with_a_code_has_not_failed(
     monkeypatch.setattr(watch, "_GRACE_SECONDS", 0.05)
     with pytest.raises(type(error)), ranks[1]:
         raise error
-    ranks[0]._listen([1, 2])
+    ranks[0]._listen()
     time.sleep(0.1)
-    assert verdict(ranks[0], [1, 2]) == (told and f"rank 1 on {ranks[0]._host} failed: {told}")
+    assert verdict(ranks[0]) == (told and f"rank 1 on {ranks[0]._host} failed: {told}")
 
 
 def test_whoever_meets_again_waits_for_all_again(ranks: list[Watch]) -> None:
@@ -192,7 +192,7 @@ def test_ranks_that_failed_end_after_the_first_one_if_that_stays(
     thread = threading.Thread(target=end, args=(second, "beside the first"))
     thread.start()
     time.sleep(0.3)
-    assert verdict(first, [1, 2]) is None
+    assert verdict(first) is None
     assert thread.is_alive()
     first._ended = True
     first._beat()
@@ -201,4 +201,4 @@ def test_ranks_that_failed_end_after_the_first_one_if_that_stays(
 
     monkeypatch.setattr(watch, "_GRACE_SECONDS", 0.0)
     first._suspects = True  # it failed because another one has ended, which is what is told
-    assert "no step was finite" in str(verdict(first, [1, 2]))
+    assert "no step was finite" in str(verdict(first))

@@ -79,7 +79,7 @@ class Watch:
 
     def __init__(self, store: Store, rank: int, size: int, limits: ParallelConfig) -> None:
         self._store, self._rank, self._size, self._limits = store, rank, size, limits
-        self._host = socket.gethostname()
+        self._host, self._watched = socket.gethostname(), range(1, size) if rank == 0 else [0]
         self._lock = threading.Lock()
         self._marks, self._step, self._doing, self._is_limited = 0, 0, "starting", False
         self._since = time.monotonic()
@@ -111,10 +111,10 @@ class Watch:
                 self._fault = first_line if is_told else f"{type(error).__name__}: {first_line}"
         with suppress(dist.DistError):  # rank 0 has left, and the store with it
             self._beat()
-            if self._rank == 0:
-                self._wait_for_others()
-            elif self._fault:
-                self._wait_for_first()
+            if self._rank == 0:  # which may host the store
+                self._wait(_LEAVING_SECONDS)
+            elif self._fault:  # launchers end all ranks after the first that ends, and rank 0 may stay
+                self._wait(_STAY_SECONDS, while_it_stays=True)
 
     def mark(self, doing: str, step: int, clips_of: ClipsOf | None = None, *, limited: bool = True) -> None:
         """Begin a phase of a step, which must end within the time limit if it is `limited`.
@@ -162,7 +162,6 @@ class Watch:
             return Beat(self._host, self._count, *phase, idle, _is_in_collective(), self._fault, self._ended)
 
     def _run(self) -> None:
-        watched = [rank for rank in range(self._size) if rank != 0] if self._rank == 0 else [0]
         try:
             while not self._stop.wait(BEAT_SECONDS):
                 self._beat()
@@ -170,7 +169,7 @@ class Watch:
                     self._leave(self._store.get("verdict").decode())
                 if not self._takes_along and self._store.check(["left"]):
                     self._follow(*self._store.get("left").decode().split(" ", 1))
-                self._listen(watched)
+                self._listen()
                 if verdict := self._verdict():
                     if self._rank == 0:
                         self._store.set("verdict", verdict)
@@ -183,8 +182,8 @@ class Watch:
                 self._leave(f"rank 0 failed: {first[0].fault}")
             self._leave(self._lost(0) if self._rank else "the store of this run cannot be reached any more")
 
-    def _listen(self, watched: Sequence[int]) -> None:
-        keys = [f"beat/{rank}" for rank in watched]
+    def _listen(self) -> None:
+        keys = [f"beat/{rank}" for rank in self._watched]
         # A rank that has not begun to beat is in the roll call, or within a moment of it.
         present = [key for key in keys if self._store.check([key])] if len(self._heard) < len(keys) else keys
         for key, text in zip(present, self._store.multi_get(present) if present else [], strict=True):
@@ -256,21 +255,12 @@ class Watch:
             time.sleep(2 * BEAT_SECONDS)  # as in `_leave`
         os._exit(int(code))
 
-    def _wait_for_others(self) -> None:
-        """Wait on rank 0, which may host the store, until the other ranks have ended."""
-        until = time.monotonic() + _LEAVING_SECONDS
-        while time.monotonic() < until:
-            self._listen(range(1, self._size))
-            if len(self._heard) == self._size - 1 and all(beat.ended for beat, _ in self._heard.values()):
-                return
-            time.sleep(BEAT_SECONDS / 20)
-
-    def _wait_for_first(self) -> None:
-        """Wait on another rank that failed until rank 0 has ended, if it stays; launchers end all ranks after the first."""
-        until = time.monotonic() + _STAY_SECONDS
-        while time.monotonic() < until or self._store.check(["stays"]):
-            self._listen([0])
-            if 0 in self._heard and self._heard[0][0].ended:
+    def _wait(self, seconds: float, *, while_it_stays: bool = False) -> None:
+        """Wait until the ranks that this one watches have ended, for some time, or longer while rank 0 says that it stays."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until or (while_it_stays and self._store.check(["stays"])):
+            self._listen()
+            if len(self._heard) == len(self._watched) and all(beat.ended for beat, _ in self._heard.values()):
                 return
             time.sleep(BEAT_SECONDS / 20)
 
