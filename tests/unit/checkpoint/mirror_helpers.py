@@ -107,7 +107,7 @@ def place_at(path: Path, before: Callable[[int, str], None] = lambda call, name:
 
 def mirror_of(run: RunFolder, place: RemoteFilesystem, told: Told | None = None, **keys: Any) -> Mirror:
     config = MirrorConfig(url=place.url, **keys)
-    return Mirror(place, run, config, told or Told())
+    return Mirror(place, run, config, (told or Told()).event)
 
 
 def copy(run: RunFolder, place: RemoteFilesystem, *steps: int, **keys: Any) -> Told:

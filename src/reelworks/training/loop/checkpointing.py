@@ -97,7 +97,7 @@ def mirroring(run: OpenRun, recipe: Recipe, log: RunLogger, resumed_from: int | 
     if remote is None or config is None:
         yield None
         return
-    mirror = Mirror(remote, run.folder, config, log)
+    mirror = Mirror(remote, run.folder, config, log.event)
     if resumed_from is not None:  # a kill may have interrupted its copy
         mirror.offer(resumed_from)
     try:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import takewhile
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from reelworks.core import retry
 from reelworks.core.errors import UserError
@@ -30,14 +30,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 # Pauses between retries of one operation; file systems such as S3's also retry by themselves.
 WAITS_SECONDS = (2.0, 10.0, 30.0)
-
-
-class OnEvent(Protocol):
-    """Callback for events of a run; called from the mirror's thread."""
-
-    def event(self, kind: str, **fields: Any) -> None:
-        """Log an event."""
-        ...
+# Given the kind of an event of a run, and its fields by name; called from the mirror's thread.
+OnEvent = Callable[..., None]
 
 
 class _Superseded(Exception):  # noqa: N818
@@ -45,10 +39,10 @@ class _Superseded(Exception):  # noqa: N818
 
 
 class Mirror:
-    """The mirror of one run, on its main process; `log` is told of each copy and each failure."""
+    """The mirror of one run, on its main process; `event` is told of each copy and each failure."""
 
-    def __init__(self, place: RemoteFilesystem, run: RunFolder, config: MirrorConfig, log: OnEvent) -> None:
-        self._place, self._run, self._run_log, self._token = place, run, log, names.fresh_id()
+    def __init__(self, place: RemoteFilesystem, run: RunFolder, config: MirrorConfig, event: OnEvent) -> None:
+        self._place, self._run, self.event, self._token = place, run, event, names.fresh_id()
         self._store = CheckpointFolder(run.checkpoints_folder)
         self._policy = Retention(keep_last=config.keep_last, keep_best=config.keep_best, keep_every=config.keep_every)
         self._changed = threading.Condition()
@@ -106,7 +100,7 @@ class Mirror:
         except Exception as error:  # each kind of storage raises its own
             reason = error.problem if isinstance(error, UserError) else describe(error)
             self._failure = f"the checkpoint of step {step} is not in the mirror {self._place.url} ({reason})"
-            self._run_log.event("unmirrored", step=step, reason=reason)
+            self.event("unmirrored", step=step, reason=reason)
             logger.warning(self._failure)
         else:
             self._failure = None
@@ -124,7 +118,7 @@ class Mirror:
             for decision in [d for d in decisions if not d.keep]:
                 self._with_retries(self._place.remove, decision.step)
                 self._log("mirror_deleted", decision.step, reasons=list(decision.reasons))
-            self._run_log.event("mirror_retention", step=step, **policy.as_event(decisions))
+            self.event("mirror_retention", step=step, **policy.as_event(decisions))
         except _Superseded:
             pass  # follows after the newer checkpoint
         except Exception as error:
@@ -141,7 +135,7 @@ class Mirror:
             self._upload(saved)
             fields = {"bytes": saved.total_bytes, "seconds": round(time.perf_counter() - began, 3)}
             self._log("mirrored", step, save_id=saved.save_id, url=self._place.url, **fields)
-            self._run_log.event("mirrored", step=step, **fields)
+            self.event("mirrored", step=step, **fields)
 
     def _upload(self, saved: Manifest) -> None:
         """Copy a checkpoint, its manifest last; a failed copy is removed, since it would take the room of the next one."""
@@ -172,7 +166,7 @@ class Mirror:
         )
 
     def _skipped(self, step: int, newer: int) -> None:
-        self._run_log.event("mirror_skipped", step=step, newer=newer)
+        self.event("mirror_skipped", step=step, newer=newer)
         logger.info(f"checkpoint of step {step} is not mirrored: that of step {newer} is copied instead")
 
     def _log(self, event: str, step: int, **fields: Any) -> None:
