@@ -338,7 +338,7 @@ def test_processes_find_what_threads_find(
 def test_progress_ends_at_the_total(data: Path, target: Path) -> None:
     seen: list[ScanProgress] = []
     scan_sources([Source("d", data)], target, workers=1, on_progress=seen.append)
-    assert seen[-1] == (4, 4)
+    assert (seen[-1].done, seen[-1].total) == (4, 4)
     assert [progress.done for progress in seen] == sorted({progress.done for progress in seen})
 
 

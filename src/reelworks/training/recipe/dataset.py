@@ -20,7 +20,7 @@ from reelworks.data.buckets import propose, table
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.buckets.propose import Suggestion
 from reelworks.data.buckets.table import BucketTable
-from reelworks.data.catalog.scan.scan import MeasureProgress, ScanProgress, ScanResult, scan_sources
+from reelworks.data.catalog.scan.scan import ScanProgress, ScanResult, scan_sources
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.loader import duplicates, required_columns
 from reelworks.data.loader.catalog_view import companion_sources, rows_of
@@ -245,7 +245,7 @@ def scan_recipe(
 
     def tell_measured(done: int, total: int) -> None:
         if on_progress is not None:
-            on_progress(MeasureProgress(done, total))
+            on_progress(ScanProgress(done, total, ("measuring", "clips")))
 
     columns = annexes.measuring()(
         folder, recipe.data.measures, field=MEASURES, on_progress=tell_measured, engine=engine

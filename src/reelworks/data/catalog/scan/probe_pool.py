@@ -45,16 +45,30 @@ def map_ordered(
         most_seconds: Returns how long a call with these items may take.
         chunk_size: Number of items sent to a worker at once.
     """
+    calls = ThreadCalls() if processes is None else processes
+
+    def of_chunk(chunk: list[T]) -> list[R]:
+        try:
+            return calls.call(partial(_each, function), chunk, most_seconds(chunk))
+        except (WorkerDied, WorkerHung):
+            return [alone(item, most_seconds([item])) for item in chunk]
+
+    def alone(item: T, seconds: float) -> R:
+        try:
+            return calls.call(function, item, seconds)
+        except WorkerDied:
+            return failed(item, CRASHED)
+        except WorkerHung:
+            return failed(item, f"it took more than {units.number(seconds)} s and was stopped")
+
     source = iter(items)
     chunks = iter(lambda: list(islice(source, chunk_size)), [])
     waiting: deque[Future[list[R]]] = deque()
     threads = ThreadPoolExecutor(workers, thread_name_prefix="scan")
-    calls = ThreadCalls() if processes is None else processes
-    apply = partial(_of_chunk, calls, function, failed, most_seconds)
     try:
         while True:
             for chunk in islice(chunks, workers * _CHUNKS_PER_WORKER - len(waiting)):
-                waiting.append(threads.submit(apply, chunk))
+                waiting.append(threads.submit(of_chunk, chunk))
             if not waiting:
                 return
             yield from waiting.popleft().result()
@@ -62,30 +76,6 @@ def map_ordered(
         threads.shutdown(wait=False, cancel_futures=True)
         calls.close()
         threads.shutdown()
-
-
-def _of_chunk(
-    calls: CallPool,
-    function: Callable[[T], R],
-    failed: Callable[[T, str], R],
-    most_seconds: Callable[[Sequence[T]], float],
-    chunk: list[T],
-) -> list[R]:
-    try:
-        return calls.call(partial(_each, function), chunk, most_seconds(chunk))
-    except (WorkerDied, WorkerHung):
-        return [_alone(calls, function, failed, most_seconds([item]), item) for item in chunk]
-
-
-def _alone(
-    calls: CallPool, function: Callable[[T], R], failed: Callable[[T, str], R], most_seconds: float, item: T
-) -> R:
-    try:
-        return calls.call(function, item, most_seconds)
-    except WorkerDied:
-        return failed(item, CRASHED)
-    except WorkerHung:
-        return failed(item, f"it took more than {units.number(most_seconds)} s and was stopped")
 
 
 def _each(function: Callable[[T], R], chunk: list[T]) -> list[R]:

@@ -51,24 +51,11 @@ _SECONDS_BETWEEN_REPORTS = 0.2
 
 
 class ScanProgress(NamedTuple):
-    """Number of files examined so far and in total."""
+    """Number of files examined, or clips measured, so far and in total; with the verb of the work, and what is counted."""
 
     done: int
     total: int
-
-    @property
-    def doing(self) -> tuple[str, str]:
-        """Verb of the work, and the name of what is counted."""
-        return "scanning", "files"
-
-
-class MeasureProgress(ScanProgress):
-    """Number of clips measured so far and in total."""
-
-    @property
-    def doing(self) -> tuple[str, str]:
-        """Verb of the work, and the name of what is counted."""
-        return "measuring", "clips"
+    doing: tuple[str, str] = ("scanning", "files")
 
 
 @dataclass(frozen=True)
@@ -115,47 +102,38 @@ def scan_sources(
     Raises:
         UserError: There is no such engine, or a file or folder is not as it has to be.
     """
-    with executors.connect(engine, workers) as executor:
-        return _scan(sources, catalog_path, executor, engine, on_progress)
-
-
-def _scan(
-    sources: Sequence[Source],
-    catalog_path: Path,
-    executor: Executor,
-    engine: str,
-    on_progress: Callable[[ScanProgress], None] | None,
-) -> ScanResult:
-    for name, count in Counter(source.name for source in sources).items():
+    names = [source.name for source in sources]
+    for name, count in Counter(names).items():
         if count > 1:
             raise same_name(name, [source for source in sources if source.name == name])
     if any(source.cut.startswith(clip_ranges.SCENES) for source in sources):
         scenes.require()
-    listings = [list_source(source) for source in sources]
-    with (
-        _locked(catalog_path) as (folder, unwritable),
-        files.writing("catalog", catalog_path),
-        ScanJournal(folder) as journal,
-    ):
-        catalog = Catalog.open_or_new(catalog_path)
-        update = Update(catalog)
-        pairs = zip(sources, listings, strict=True)
-        listed = [update.compare(source.name, source.address, files, source.cut) for source, files in pairs]
-        finds_scenes = any(each.cut.startswith(clip_ranges.SCENES) and each.open.any() for each in listed)
-        in_threads = not (finds_scenes or journal.died or update.crashes)
-        examine_all = partial(_find_all, executor=executor, finds_scenes=finds_scenes, in_threads=in_threads)
-        notes = _apply_all(update, listed, examine_all, on_progress, journal, engine)
-        retired = update.retired([source.name for source in sources])
-        changes = update.new or update.changed or len(retired) or update.outdated
-        if changes and unwritable is not None:
-            raise unwritable
-        frame_index.write(catalog_path, update.frame_times)
-        if changes:
-            named = [
-                {"name": of.dataset, "root": of.root, "scores": " ".join(of.files.scores), "reader": str(probe.VERSION)}
-                for of in listed
-            ]
-            catalog = catalog.append(update.table([source.name for source in sources]), retired, named)
+    with executors.connect(engine, workers) as executor:
+        listings = [list_source(source) for source in sources]
+        with (
+            _locked(catalog_path) as (folder, unwritable),
+            files.writing("catalog", catalog_path),
+            ScanJournal(folder) as journal,
+        ):
+            catalog = Catalog.open_or_new(catalog_path)
+            update = Update(catalog)
+            pairs = zip(sources, listings, strict=True)
+            listed = [update.compare(source.name, source.address, files, source.cut) for source, files in pairs]
+            finds_scenes = any(each.cut.startswith(clip_ranges.SCENES) and each.open.any() for each in listed)
+            in_threads = not (finds_scenes or journal.died or update.crashes)
+            examine_all = partial(_find_all, executor=executor, finds_scenes=finds_scenes, in_threads=in_threads)
+            notes = _apply_all(update, listed, examine_all, on_progress, journal, engine)
+            retired = update.retired(names)
+            changes = update.new or update.changed or len(retired) or update.outdated
+            if changes and unwritable is not None:
+                raise unwritable
+            frame_index.write(catalog_path, update.frame_times)
+            if changes:
+                reader = {"reader": str(probe.VERSION)}
+                named = [
+                    {"name": of.dataset, "root": of.root, "scores": " ".join(of.files.scores)} | reader for of in listed
+                ]
+                catalog = catalog.append(update.table(names), retired, named)
     return ScanResult(
         found=update.new + update.changed + update.unchanged,
         new=update.new,
