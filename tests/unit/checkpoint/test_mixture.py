@@ -63,7 +63,6 @@ def test_what_is_no_sum_of_numbers_times_names_is_refused(text: str) -> None:
 
 def test_a_name_without_a_star_is_one_metric_whatever_is_in_it() -> None:
     assert mixture.terms("my loss - ema") == {"my loss - ema": 1.0}
-    assert not mixture.is_mixture("validation/loss")
     assert mixture.parts({"a": 1.0}, "a") == ""
 
 

@@ -187,7 +187,7 @@ class _ListPart(NamedTuple):
         if source.list_file is None:
             ranges = _ranges(source.clips) if any(clip.range for clip in source.clips) else {}
             return cls(None, False, pa.table({PATH: paths, **ranges, _TEXT: texts}), _TEXT, None)
-        table, former, is_plain, _ = list_tables.read(source.list_file)
+        table, former, _, is_plain = list_tables.read(source.list_file)
         column = former if former is not None and is_alone else _TEXT
         table = table.rename_columns([column if name == former else name for name in table.column_names])
         if len(set(table.column_names)) < len(table.column_names):

@@ -42,11 +42,6 @@ def terms(text: str) -> Mapping[str, float]:
     return found
 
 
-def is_mixture(text: str) -> bool:
-    """Whether a text is a sum of several metrics, and not the name of one."""
-    return "*" in text
-
-
 def value(metrics: Mapping[str, float], text: str) -> float | None:
     """Return the value of a metric or mixture; None if one of its metrics is missing or not finite."""
     total = 0.0
@@ -57,7 +52,7 @@ def value(metrics: Mapping[str, float], text: str) -> float | None:
 
 def parts(metrics: Mapping[str, float], text: str) -> str:
     """Return the values of a mixture's metrics as readable text; empty for a single metric."""
-    if not is_mixture(text):
+    if "*" not in text:
         return ""
     return ", ".join(f"{name} {metrics.get(name, math.nan):.6g}" for name in terms(text))
 

@@ -37,7 +37,7 @@ def is_read(path: Path) -> bool:
         with (path / manifest.FILE_NAME).open("rb") as f:
             system.lock(f.fileno())
     except OSError as error:
-        return isinstance(error, BlockingIOError)
+        return isinstance(error, BlockingIOError)  # others where there are no locks, or no such file
     return False
 
 

@@ -128,26 +128,16 @@ def allowed(datasets: Sequence[DatasetConfig], table: BucketTable) -> NDArray[np
 
 def _refuse_unknown(datasets: Sequence[DatasetConfig], table: BucketTable) -> None:
     for field, value, choice in _named(datasets):
-        wanted = "resolution" if field == "resolutions" else "number of frames"
+        has_it = any(e.num_frames == choice.length if field == "lengths" else choice.takes(e) for e in table.entries)
+        if has_it and table.draws is Draws.ONE:
+            continue
+        known = dict.fromkeys(e.num_frames if field == "lengths" else e.resolution for e in table.entries)
+        problem = f"no entry of the buckets has this {'resolution' if field == 'resolutions' else 'number of frames'}"
+        remedy = f"choose of {', '.join(map(str, known))}, or add an entry"
         if table.draws is not Draws.ONE:
-            raise UserError(
-                "a table of Open-Sora decides by its probabilities where a clip is used",
-                code="uses-of-no-entry",
-                field=f"dataset.{field}",
-                value=value,
-                remedy="leave it out, or give entries in place of the table",
-            )
-        if not any(
-            entry.num_frames == choice.length if field == "lengths" else choice.takes(entry) for entry in table.entries
-        ):
-            known = dict.fromkeys(e.num_frames if field == "lengths" else e.resolution for e in table.entries)
-            raise UserError(
-                f"no entry of the buckets has this {wanted}",
-                code="uses-of-no-entry",
-                field=f"dataset.{field}",
-                value=value,
-                remedy=f"choose of {', '.join(map(str, known))}, or add an entry",
-            )
+            problem = "a table of Open-Sora decides by its probabilities where a clip is used"
+            remedy = "leave it out, or give entries in place of the table"
+        raise UserError(problem, code="uses-of-no-entry", field=f"dataset.{field}", value=value, remedy=remedy)
 
 
 def _named(datasets: Sequence[DatasetConfig]) -> Iterator[tuple[str, str | int, Choice]]:

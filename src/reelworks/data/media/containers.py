@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import BinaryIO, NamedTuple
 
 _MOST_BYTES = 64 << 20  # of the header of a file of many hours
+_EBML = 0x1A45DFA3
 _SEGMENT, _CLUSTER, _TRACKS, _TRACK, _TRACK_TYPE, _VIDEO = 0x18538067, 0x1F43B675, 0x1654AE6B, 0xAE, 0x83, 0xE0
 _SEEK_HEAD, _SEEK, _SEEK_ID, _SEEK_POSITION = 0x114D9B74, 0x4DBB, 0x53AB, 0x53AC
 _WIDTH, _HEIGHT, _BOTTOM, _TOP, _LEFT, _RIGHT = 0xB0, 0xBA, 0x54AA, 0x54BB, 0x54CC, 0x54DD
@@ -22,7 +23,6 @@ _IS_VIDEO = 1
 _MP4_BOXES = frozenset(
     b"ftyp moov mdat free skip wide moof mfra sidx ssix styp uuid meta pdin udta emsg prft pnot".split()
 )
-_EBML_HEADER, _SEGMENT_ID = b"\x1a\x45\xdf\xa3", _SEGMENT.to_bytes(4, "big")
 _ENTRY_BYTES = 78  # of a visual sample entry before its boxes (ISO/IEC 14496-12, section 12.1.3)
 
 
@@ -273,7 +273,7 @@ def stated_bytes(file: BinaryIO, size: int) -> int:
     head = file.read(12)
     if head[4:8] in _MP4_BOXES:
         return _mp4_end(file, size)
-    if head[:4] == _EBML_HEADER:
+    if head[:4] == _EBML.to_bytes(4, "big"):
         return _matroska_end(file)
     if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
         length = int.from_bytes(head[4:8], "little")
@@ -292,12 +292,11 @@ def _mp4_end(file: BinaryIO, size: int) -> int:
 
 
 def _matroska_end(file: BinaryIO) -> int:
-    file.seek(4)
-    header_length = _ebml_number(file)
-    if header_length is None:
-        return 0
-    file.seek(header_length, 1)
-    if file.read(4) != _SEGMENT_ID:
-        return 0
-    length = _ebml_number(file)
-    return 0 if length is None else file.tell() + length
+    file.seek(0)
+    for ident, size in _elements(file):  # the header, and what follows it
+        if size is None or ident not in (_EBML, _SEGMENT):
+            return 0
+        if ident == _SEGMENT:
+            return file.tell() + size
+        file.seek(size, 1)
+    return 0

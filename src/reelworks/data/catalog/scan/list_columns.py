@@ -46,11 +46,13 @@ class ListColumns(NamedTuple):
         table: All columns of the list.
         caption: Name of the column of captions; None if there is none.
         notes: What a person should know of how they were read.
+        is_plain: Whether they stand there as this program writes lists: UTF-8, and if CSV, commas and doubled quotes.
     """
 
     table: Any
     caption: str | None
     notes: tuple[str, ...] = ()
+    is_plain: bool = True
 
 
 def renamed(names: Sequence[str]) -> list[str]:

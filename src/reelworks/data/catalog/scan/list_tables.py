@@ -14,7 +14,7 @@ import zlib
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -22,6 +22,7 @@ import pyarrow.parquet
 from reelworks.core import retry, text_encoding, user_files
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.scan import archive, csv_lists, json_lists, list_columns, remote
+from reelworks.data.catalog.scan.list_columns import ListColumns
 from reelworks.data.media import location, storages
 from reelworks.data.media.formats import list_suffix
 from reelworks.data.media.location import MediaPath
@@ -31,23 +32,7 @@ _BLOCK_BYTES = 1 << 22
 _MOST_BY_CHANCE = 3  # signs of a text in GBK that is UTF-8 too
 
 
-class ListTable(NamedTuple):
-    """A list that was read.
-
-    Attributes:
-        table: Its columns, as `list_columns.ListColumns` has them.
-        caption: Name of the column of captions; None if there is none.
-        is_plain: Whether it stands there as this program writes lists: UTF-8, and if CSV, commas and doubled quotes.
-        notes: What a person should know of how it was read.
-    """
-
-    table: Any
-    caption: str | None
-    is_plain: bool
-    notes: tuple[str, ...] = ()
-
-
-def read(file: MediaPath) -> ListTable:
+def read(file: MediaPath) -> ListColumns:
     """Read a list.
 
     Raises:
@@ -75,7 +60,7 @@ def read(file: MediaPath) -> ListTable:
             if storages.is_of_storage(error)
             else "give a CSV file with a header and quotes around texts with commas, Parquet or JSON lines, in UTF-8",
         ) from error
-    return ListTable(columns.table, columns.caption, is_plain, (*notes, *columns.notes))
+    return columns._replace(notes=(*notes, *columns.notes), is_plain=is_plain)
 
 
 def texts(file: MediaPath) -> Any:

@@ -177,7 +177,7 @@ _NUMBER = r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
 def read(source: Source) -> Listing:
     """Read a list and look up its files; refuse a list with an invalid row, or without any existing file."""
     assert source.list_file is not None
-    table, caption, _, notes = list_tables.read(source.list_file)
+    table, caption, notes, _ = list_tables.read(source.list_file)
     for name in filter(None, (PATH, caption, *RANGES[0], *RANGES[1], *(_STATED if source.trust_list else ()))):
         if table.column_names.count(name) > 1:
             remedy = "remove or rename one of them"
