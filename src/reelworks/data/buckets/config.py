@@ -41,8 +41,7 @@ class BucketEntryConfig(PublicConfig):
     @classmethod
     def _side(cls, value: Any) -> Any:
         """Take a number as the side of a square, as other trainers write it."""
-        is_side = isinstance(value, str | int) and not isinstance(value, bool) and str(value).isdecimal()
-        return f"{value}px" if is_side else value
+        return f"{value}px" if isinstance(value, str | int) and str(value).isdecimal() else value
 
     @model_validator(mode="after")
     def _check(self) -> BucketEntryConfig:

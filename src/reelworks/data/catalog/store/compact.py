@@ -8,7 +8,6 @@ Files that a run keeps as hard links remain.
 
 from __future__ import annotations
 
-import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,15 +56,12 @@ def _rewrite(catalog: Catalog) -> None:
     path, version = catalog.path, catalog.version
     rows, live = catalog.all_rows(), catalog.live()
     alive = blocks.mask(live.ordinal, sum(part.rows for part in catalog.parts))
-    tables = catalog.reader.tables(alive[rows.ordinal])
-    first = next(tables, None)
-    if first is not None:
-        part_files.write_tables(path / part_files.compact_name(version), itertools.chain([first], tables))
+    part_files.write_tables(path / part_files.compact_name(version), catalog.reader.tables(alive[rows.ordinal]))
     gone = np.flatnonzero(~alive)
     if len(gone):
-        with part_files.new_parquet(path / part_files.gone_name(version), reader.TOMBSTONES_SCHEMA) as writer:
-            arrays = [pa.array(gone), pa.array(catalog.uids()[gone])]
-            writer.write_table(pa.table(arrays, schema=reader.TOMBSTONES_SCHEMA))
+        arrays = [pa.array(gone), pa.array(catalog.uids()[gone])]
+        table = pa.table(arrays, schema=reader.TOMBSTONES_SCHEMA)
+        part_files.write_tables(path / part_files.gone_name(version), iter([table]))
     storage.fsync_folder(path)
     part_files.write_list(path, catalog.parts, version)
 

@@ -7,6 +7,7 @@ Small ones are read at once instead: a catalog may have many.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -253,29 +254,25 @@ def read_table(file: Path, kind: Any, num_rows: int) -> pa.Table:
     return table
 
 
-@contextmanager
-def new_parquet(file: Path, kind: Any) -> Iterator[Any]:
-    """Yield a writer of a Parquet file of a schema, which is flushed to disk at the end."""
-    file.unlink(missing_ok=True)  # a run may have a hard link to the former file, which must not be overwritten
+def write_tables(file: Path, tables: Iterator[pa.Table]) -> None:
+    """Write consecutive tables as a Parquet file, and flush it to disk; without a table no file is written."""
+    waiting = list(itertools.islice(tables, 1))
+    if not waiting:
+        return
+    kind = waiting[0].schema
     # What hardly ever repeats takes less time and space without a dictionary.
     options = {
         "compression": {name: "lz4" if name.startswith(SCORE) else "zstd" for name in kind.names},
         "use_dictionary": [name for name in kind.names if not name.startswith(SCORE) and name not in _HARDLY_REPEATS],
     }
+    file.unlink(missing_ok=True)  # a run may have a hard link to the former file, which must not be overwritten
     with file.open("wb") as f:
         with pq.ParquetWriter(f, kind, write_page_checksum=True, **options) as writer:
-            yield writer
+            for table in tables:
+                if sum(map(len, waiting)) >= _GROUP_ROWS:
+                    writer.write_table(pa.concat_tables(waiting), row_group_size=_GROUP_ROWS)
+                    waiting.clear()
+                waiting.append(table)
+            writer.write_table(pa.concat_tables(waiting), row_group_size=_GROUP_ROWS)
         f.flush()
         os.fsync(f.fileno())
-
-
-def write_tables(file: Path, tables: Iterator[pa.Table]) -> None:
-    """Write consecutive tables, of which there is at least one, as a Parquet file, and flush it to disk."""
-    waiting = [next(tables)]
-    with new_parquet(file, waiting[0].schema) as writer:
-        for table in tables:
-            if sum(map(len, waiting)) >= _GROUP_ROWS:
-                writer.write_table(pa.concat_tables(waiting), row_group_size=_GROUP_ROWS)
-                waiting.clear()
-            waiting.append(table)
-        writer.write_table(pa.concat_tables(waiting), row_group_size=_GROUP_ROWS)
