@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,92 +34,68 @@ def _coded(codec: str, options: dict[str, str], **more: Any) -> Any:
     return lambda path: films.write(path, ALL, codec, options, **more)
 
 
-def _cut(codec: str, options: dict[str, str], suffix: str, skipped: int | None = None) -> Any:
+def _cut(codec: str, options: dict[str, str], suffix: str, path: Path, *, skipped: int | None = None) -> None:
     """Copy a film from its second key frame on, or from some packet on where no decoder can begin."""
-
-    def make(path: Path) -> None:
-        source = films.write(path.with_name(f".{path.stem}{suffix}"), LONG, codec, options)
-        films.copy(source, path, first=films.second_key(source) if skipped is None else skipped)
-
-    return make
+    source = films.write(path.with_name(f".{path.stem}{suffix}"), LONG, codec, options)
+    films.copy(source, path, first=films.second_key(source) if skipped is None else skipped)
 
 
-def _joined(codec: str, options: dict[str, str], *, size: tuple[int, int] = (128, 96), later: int = 0) -> Any:
-    def make(path: Path) -> None:
-        first = films.write(path.with_name(f".{path.stem}-a.ts"), ALL, codec, options)
-        second = films.write(path.with_name(f".{path.stem}-b.ts"), range(24, 48), codec, options, size=size)
-        if later:
-            shifted = path.with_name(f".{path.stem}-c.ts")
-            second = films.copy(second, shifted, times=lambda number, time: time + 90_000 * later)
-        films.join(path, first, second)
-
-    return make
+def _joined(
+    codec: str, options: dict[str, str], path: Path, *, size: tuple[int, int] = (128, 96), later: int = 0
+) -> None:
+    first = films.write(path.with_name(f".{path.stem}-a.ts"), ALL, codec, options)
+    second = films.write(path.with_name(f".{path.stem}-b.ts"), range(24, 48), codec, options, size=size)
+    if later:
+        shifted = path.with_name(f".{path.stem}-c.ts")
+        second = films.copy(second, shifted, times=lambda number, time: time + 90_000 * later)
+    films.join(path, first, second)
 
 
 def _streams(
-    *numbers: range, sizes: list[tuple[int, int]], still: int | None = None, defaults: tuple[int, ...] = ()
-) -> Any:
-    def make(path: Path) -> None:
-        parts = []
-        for i, (each, size) in enumerate(zip(numbers, sizes, strict=True)):
-            part = path.with_name(f".{path.stem}-{i}.mov")
-            if i == still:
-                films.write(part, each, "mjpeg", {"qmin": "2", "qmax": "2"}, size=size, pixel_format="yuvj420p")
-            else:
-                films.write(part, each, options=B3, size=size)
-            parts.append(part)
-        films.together(path, *parts, defaults=defaults)
-
-    return make
+    first: range, second: range, sizes: list[tuple[int, int]], path: Path, *, still: bool = False, **how: Any
+) -> None:
+    parts = [path.with_name(f".{path.stem}-{i}.mov") for i in (0, 1)]
+    jpeg = {"codec": "mjpeg", "options": {"qmin": "2", "qmax": "2"}, "pixel_format": "yuvj420p"}
+    films.write(parts[0], first, size=sizes[0], **(jpeg if still else {"options": B3}))
+    films.write(parts[1], second, size=sizes[1], options=B3)
+    films.together(path, *parts, **how)
 
 
 def _disabled(path: Path) -> None:
-    _streams(ALL, range(100, 124), sizes=[LARGE, LARGE], defaults=(0, 1))(path)
+    _streams(ALL, range(100, 124), [LARGE, LARGE], path, defaults=(0, 1))
     boxes.disable(path, 0)
 
 
-def _same_times(*same: int) -> Any:
-    def make(path: Path) -> None:
-        source = films.write(path.with_name(f".{path.stem}.mkv"), ALL, options=PLAIN)
-        last = [0]
+def _same_times(path: Path) -> None:
+    source = films.write(path.with_name(f".{path.stem}.mkv"), ALL, options=PLAIN)
+    last = [0]
 
-        def times(number: int, time: int) -> int:
-            last[0] = last[0] if number in same else time
-            return last[0]
+    def times(number: int, time: int) -> int:
+        last[0] = last[0] if number in (5, 11, 12, 20) else time
+        return last[0]
 
-        films.copy(source, path, times=times)
-
-    return make
+    films.copy(source, path, times=times)
 
 
 def _packed(path: Path) -> None:
     packed.pack(films.write(path.with_name(f".{path.name}"), ALL, "mpeg4", {**QUALITY, "bf": "1"}), path)
 
 
-def _crop(**pixels: int) -> Any:
-    def make(path: Path) -> None:
-        films.write(path, ALL, options=B3, muxer={"live": "1"})
-        boxes.crop_mkv(path, **pixels)
-
-    return make
+def _crop(path: Path, **pixels: int) -> None:
+    films.write(path, ALL, options=B3, muxer={"live": "1"})
+    boxes.crop_mkv(path, **pixels)
 
 
-def _aperture(path: Path) -> None:
+def _aperture(path: Path, quarters: int = 0) -> None:
     films.write(path, ALL, options=B3)
     boxes.crop_mp4(path, b"avc1", 80, 72, -8, -4)
+    if quarters:
+        boxes.turn(path, quarters)
 
 
-def _aperture_turned(path: Path) -> None:
-    _aperture(path)
-    boxes.turn(path, 1)
-
-
-def _edited(*edits: tuple[float, float]) -> Any:
-    def make(path: Path) -> None:
-        films.write(path, LONG, options=PLAIN)
-        boxes.edit(path, edits)
-
-    return make
+def _edited(path: Path) -> None:
+    films.write(path, LONG, options=PLAIN)
+    boxes.edit(path, [(1.0, 1.0), (1.0, 0.0)])
 
 
 MILLISECONDS = [40 * i for i in range(12)] + [480 + 120 * i for i in range(12)]
@@ -145,21 +122,21 @@ CASES = [
     ),
     case("two_frames.avi", lambda path: films.write(path, range(2), options=B3), range(2)),
     case("one_frame.mkv", lambda path: films.write(path, range(1), options=B3), range(1)),
-    case("cut_open_h264.mkv", _cut("libx264", OPEN, ".mkv"), range(12, 48)),
-    case("cut_open_h264.ts", _cut("libx264", OPEN, ".ts"), range(12, 48)),
-    case("cut_open_hevc.mkv", _cut("libx265", HEVC_OPEN, ".mkv"), range(12, 48)),
-    case("cut_mpeg2.ts", _cut("mpeg2video", B2, ".ts"), range(12, 48)),
-    case("begun_h264.ts", _cut("libx264", B3, ".ts", 16), range(24, 48)),
-    case("begun_mpeg2.mkv", _cut("mpeg2video", QUALITY, ".mkv", 16), range(24, 48)),
-    case("joined_h264.ts", _joined("libx264", B3), LONG),
-    case("joined_mpeg2.ts", _joined("mpeg2video", B2), LONG),
-    case("joined_later.ts", _joined("libx264", PLAIN, later=30), LONG),
-    case("joined_other_size.ts", _joined("libx264", PLAIN, size=(192, 144)), LONG),
-    case("thumbnail_first.mov", _streams(range(200, 201), ALL, sizes=[SMALL, LARGE], still=0)),
-    case("preview_first.mkv", _streams(range(100, 124), ALL, sizes=[SMALL, LARGE])),
-    case("default_second.mkv", _streams(range(100, 124), ALL, sizes=[LARGE, LARGE], defaults=(1,))),
+    case("cut_open_h264.mkv", partial(_cut, "libx264", OPEN, ".mkv"), range(12, 48)),
+    case("cut_open_h264.ts", partial(_cut, "libx264", OPEN, ".ts"), range(12, 48)),
+    case("cut_open_hevc.mkv", partial(_cut, "libx265", HEVC_OPEN, ".mkv"), range(12, 48)),
+    case("cut_mpeg2.ts", partial(_cut, "mpeg2video", B2, ".ts"), range(12, 48)),
+    case("begun_h264.ts", partial(_cut, "libx264", B3, ".ts", skipped=16), range(24, 48)),
+    case("begun_mpeg2.mkv", partial(_cut, "mpeg2video", QUALITY, ".mkv", skipped=16), range(24, 48)),
+    case("joined_h264.ts", partial(_joined, "libx264", B3), LONG),
+    case("joined_mpeg2.ts", partial(_joined, "mpeg2video", B2), LONG),
+    case("joined_later.ts", partial(_joined, "libx264", PLAIN, later=30), LONG),
+    case("joined_other_size.ts", partial(_joined, "libx264", PLAIN, size=(192, 144)), LONG),
+    case("thumbnail_first.mov", partial(_streams, range(200, 201), ALL, [SMALL, LARGE], still=True)),
+    case("preview_first.mkv", partial(_streams, range(100, 124), ALL, [SMALL, LARGE])),
+    case("default_second.mkv", partial(_streams, range(100, 124), ALL, [LARGE, LARGE], defaults=(1,))),
     case("first_disabled.mp4", _disabled, range(100, 124)),
-    case("same_times.mkv", _same_times(5, 11, 12, 20), rate=None),
+    case("same_times.mkv", _same_times, rate=None),
     case("fps_480.mkv", _coded("libx264", PLAIN, rate=480), rate=480.0),
     case("fps_1500.mkv", _coded("libx264", PLAIN, rate=1500), rate=1500.0),
     case(
@@ -168,13 +145,13 @@ CASES = [
         seconds=tuple(t / 1000 for t in MILLISECONDS),
         rate=None,
     ),
-    case("crop_bars.mkv", _crop(top=12, bottom=12), view=films.cropped(top=12, bottom=12)),
-    case("crop_left.mkv", _crop(left=32), view=films.cropped(left=32)),
+    case("crop_bars.mkv", partial(_crop, top=12, bottom=12), view=films.cropped(top=12, bottom=12)),
+    case("crop_left.mkv", partial(_crop, left=32), view=films.cropped(left=32)),
     case("aperture.mp4", _aperture, view=films.cropped(16, 8, 32, 16)),
-    case("aperture_turned.mov", _aperture_turned, view=films.cropped(16, 8, 32, 16, quarters=1)),
+    case("aperture_turned.mov", partial(_aperture, quarters=1), view=films.cropped(16, 8, 32, 16, quarters=1)),
     case("alpha_vp9.webm", _coded("libvpx-vp9", {**VP9, "auto-alt-ref": "0"}, **ALPHA), view=over_white),
     case("alpha_vp8.webm", _coded("libvpx", {**VP9, "b": "2M", "auto-alt-ref": "0"}, **ALPHA), view=over_white),
-    case("two_edits.mp4", _edited((1.0, 1.0), (1.0, 0.0)), [*range(24, 48), *range(24)]),
+    case("two_edits.mp4", _edited, [*range(24, 48), *range(24)]),
     case("fragmented.mp4", _coded("libx264", B3, muxer={"movflags": "frag_keyframe+empty_moov"})),
     # Its header states another matrix than that by which the frames were converted.
     case("cannot_be_sought.mkv", _coded("vc2", {"strict": "-1", "b": "60M"}, pixel_format="yuv422p"), tolerance=20.0),

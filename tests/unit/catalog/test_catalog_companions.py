@@ -22,23 +22,18 @@ from reelworks.data.catalog.store.companions import CompanionMatches, Problem
 from reelworks.data.catalog.store.store import Catalog
 
 
-def place(path):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Clips of eight frames at 24 a second and pictures, each with a companion of another kind or none."""
     root = tmp_path_factory.mktemp("shots")
     for name in ("same", "still", "short", "slow", "square", "broken", "none", "twice", "long", "deep/same"):
-        write_video(place(root / "clips" / f"{name}.mp4"), num_frames=8)
+        write_video(root / "clips" / f"{name}.mp4", num_frames=8)
     for name in ("picture", "moves"):
-        write_picture(place(root / "clips" / f"{name}.png"), size=(64, 48))
+        write_picture(root / "clips" / f"{name}.png", size=(64, 48))
     beside = root / "depth"
-    write_video(place(beside / "same.mkv"), num_frames=8)
-    write_video(place(beside / "deep/same.mp4"), num_frames=8, size=(32, 24))
-    write_picture(place(beside / "still.jpg"), size=(128, 96))
+    write_video(beside / "same.mkv", num_frames=8)
+    write_video(beside / "deep/same.mp4", num_frames=8, size=(32, 24))
+    write_picture(beside / "still.jpg", size=(128, 96))
     write_video(beside / "short.mp4", num_frames=7)
     write_video(beside / "slow.mp4", num_frames=8, rate=12)
     write_video(beside / "square.mp4", num_frames=8, size=(48, 48))
@@ -105,8 +100,8 @@ def test_ranges_of_a_video_whose_rate_varies_fit_its_copy(tmp_path):
 
 def test_a_range_needs_a_companion_that_lasts_to_its_end(tmp_path):
     """As many frames as the range has are not enough."""
-    write_video(place(tmp_path / "clips" / "a.mp4"), num_frames=24)
-    write_video(place(tmp_path / "depth" / "a.mp4"), num_frames=18)
+    write_video(tmp_path / "clips" / "a.mp4", num_frames=24)
+    write_video(tmp_path / "depth" / "a.mp4", num_frames=18)
     sources = [Source("shots", tmp_path / "clips", cut="0.5s"), Source("shots:control", tmp_path / "depth")]
     scan_sources(sources, tmp_path / "catalog", workers=1)
     live = Catalog.open(tmp_path / "catalog").live()
@@ -172,7 +167,8 @@ def test_as_many_sources_as_a_clip_needs_at_least_are_enough():
 def test_sounds_are_companions_of_sources_alone(folder, tmp_path):
     """They are read in folders and archives of sources. Beside clips and controls they are named as what is not read."""
     root = tmp_path / "heard"
-    sound_clips.write_sound(place(root / "same.wav"), np.full((4000, 1), 500, np.int16), 16_000)
+    root.mkdir()
+    sound_clips.write_sound(root / "same.wav", np.full((4000, 1), 500, np.int16), 16_000)
     (root / "short.mp3").write_text("no sound", encoding="utf-8")
     with tarfile.open(root / "more.tar", "w") as archive:
         archive.add(root / "same.wav", "still.wav")

@@ -41,7 +41,6 @@ Row = dict[str, Any]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Three pictures, the first with a caption file."""
-    (tmp_path / "data" / "sub").mkdir(parents=True)
     for i, name in enumerate(("a.png", "sub/b.png", "sub/c.png")):
         media.write_picture(tmp_path / "data" / name, i)
     (tmp_path / "data" / "a.txt").write_text("beside a", encoding="utf-8")

@@ -34,7 +34,6 @@ from reelworks.data.run.folder import RunFolder
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
-    (folder / "sub" / ".hidden").mkdir(parents=True)
     media.write_picture(folder / "a.png", 1)
     media.write_picture(folder / "sub" / "B.PNG", 2)
     media.write_video(folder / "sub" / "c.mp4", num_frames=3)

@@ -23,8 +23,6 @@ NAMES = [*SCHEMA.names, *DERIVED]
 def catalog(tmp_path: Path) -> Path:
     """Two versions: of three pictures, one without a caption and one broken, one is gone; then comes another dataset."""
     data, other = tmp_path / "data", tmp_path / "other"
-    for folder in (data, other):
-        folder.mkdir()
     for i, name in enumerate("cab"):
         media.write_picture(data / f"{name}.png", i)
     (data / "a.txt").write_text("grün", encoding="utf-8")

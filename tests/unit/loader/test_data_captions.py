@@ -8,7 +8,6 @@ from reelworks.data.loader import decode_requests
 def test_clips_are_shown_their_numbers_and_pictures_only_those_that_they_have(tmp_path):
     """A frame rate is told of a clip, not of a picture; a dataset without a form shows captions as they are."""
     for name in ("told", "plain"):
-        (tmp_path / name).mkdir()
         files.clip(tmp_path / name / "a.mp4", 9, caption="a dog, running")
         files.picture(tmp_path / name / "b.png", caption="a cat.")
     form = "{text} frame rate: {fps:.0f}, height: {height:.0f}."
@@ -30,7 +29,6 @@ def test_a_trigger_word_stands_where_the_template_or_the_caption_has_its_place(t
     """Once, and before captions for which neither has a place."""
     forms = {"own": "photo of [trigger], {text}", "plain": "photo, {text}", "empty": "photo of [name]. {text}"}
     for name in forms:
-        (tmp_path / name).mkdir()
         files.picture(tmp_path / name / "a.png", caption="a mug")
         files.picture(tmp_path / name / "b.png", caption="a blue [trigger]")
     datasets = [
@@ -52,7 +50,6 @@ def test_a_trigger_word_stands_where_the_template_or_the_caption_has_its_place(t
 def test_clips_without_a_caption_are_trained_where_something_stands_for_it(tmp_path):
     """Also with an empty text, which leaves the template's own words; elsewhere they are left out by name."""
     for name in ("words", "empty", "plain"):
-        (tmp_path / name).mkdir()
         files.picture(tmp_path / name / "a.png", caption=None)
         files.picture(tmp_path / name / "b.png", caption="")
         files.picture(tmp_path / name / "c.png", caption="a cat")

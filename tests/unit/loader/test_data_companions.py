@@ -24,8 +24,6 @@ def made(tmp_path: Any, **keys: str | float) -> Any:
 
 @pytest.fixture
 def folder(tmp_path: Any) -> Any:
-    for name in ("data", "masks", "more"):
-        (tmp_path / name).mkdir()
     clip(tmp_path / "data/a.mp4", 20)
     clip(tmp_path / "masks/a.mp4", 20, (24, 32), caption=None)
     picture(tmp_path / "data/b.png")

@@ -29,10 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight folders of three pictures each, and one of odd ones."""
     root = tmp_path_factory.mktemp("exclusion")
     for shot in range(8):
-        (root / "data" / f"shot-{shot}").mkdir(parents=True)
         for i in range(3):
             files.picture(root / "data" / f"shot-{shot}" / f"{i}.png", grey=3 * shot + i)
-    (root / "more" / "shot-0").mkdir(parents=True)
     files.picture(root / "more" / "shot-0" / "tall.png", (96, 48), grey=200)
     files.picture(root / "more" / "dumb.png", grey=201, caption=None)
     (root / "more" / "broken.png").write_text("no picture", encoding="utf-8")

@@ -65,14 +65,11 @@ class Run:
             self.excluded = identity.carry_over(self.found, latest, *self.excluded.places(), self.excluded)
         aliases = self.found.aliases if self.found else Aliases()
         self.former.insert(0, Segment(catalog, rows.ordinal, aliases))
-        keys = self.former[0].keys(rows.ordinal).tolist()
+        keys = self.keys().values()
         assert len(set(keys)) == len(keys), "two files are one clip"
         for name in files:
             self.names.setdefault(_uid(name), name)
-        return {
-            f"{dataset}/{path}": self.names.get(key, "another")
-            for dataset, path, key in zip(rows.dataset.to_pylist(), rows.path.to_pylist(), keys, strict=True)
-        }
+        return {name: self.names.get(key, "another") for name, key in self.keys().items()}
 
     def _scan(self, files: Files) -> Catalog:
         """Append rows for what is new or has another content, as a scan does."""
@@ -104,8 +101,7 @@ class Run:
         """Return the key of each file of now."""
         rows = self.former[0].catalog.live()
         keys = self.former[0].keys(rows.ordinal).tolist()
-        parts = zip(rows.dataset.to_pylist(), rows.path.to_pylist(), keys, strict=True)
-        return {f"{dataset}/{path}": key for dataset, path, key in parts}
+        return dict(zip(rows.labels(np.arange(len(rows))), keys, strict=True))
 
     def lose_the_catalog(self) -> None:
         """Let the next scan make another one; the run keeps the former."""
@@ -120,15 +116,9 @@ class Run:
 
     def consumed(self) -> Places:
         """Files of now, and copies, that count as trained."""
-        rows = self.former[0].catalog.live()
-        names = {
-            ordinal: f"{dataset}/{path}"
-            for ordinal, dataset, path in zip(
-                rows.ordinal.tolist(), rows.dataset.to_pylist(), rows.path.to_pylist(), strict=True
-            )
-        }
         ordinal, copy = self.excluded.places()
-        return {(names[o], c) for o, c in zip(ordinal.tolist(), copy.tolist(), strict=True)}
+        rows = self.former[0].catalog.rows_at(ordinal)
+        return set(zip(rows.labels(np.arange(len(rows))), copy.tolist(), strict=True))
 
     def changes(self) -> tuple[int, int, int]:
         """Clips added, removed and edited."""

@@ -28,7 +28,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pictures of five aspect ratios in two datasets, and in a third one that no bucket takes."""
     root = tmp_path_factory.mktemp("measures")
     for name, count in (("many", 17), ("few", 5)):
-        (root / name).mkdir()
         for i in range(count):
             files.picture(root / name / f"{i:02d}.png", SIZES[i % 5], grey=i)
     files.picture(root / "none" / "tiny.png", (16, 16))

@@ -37,7 +37,6 @@ class Training:
     def __init__(self, root: Path, num_pictures: int = 9) -> None:
         self.root, self.changes = root, {}  # type: tuple[Path, dict[str, Any]]
         self.folder = root / "data"
-        self.folder.mkdir(parents=True)
         for i in range(num_pictures):
             files.picture(self.folder / f"{i:02}.png", grey=i)
         self.run = RunFolder(root / "run")

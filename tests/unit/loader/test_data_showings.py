@@ -35,8 +35,6 @@ AUGMENTED: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("showings")
-    for name in ("data", "masks", "before"):
-        (path / name).mkdir()
     for i in range(10):
         files.picture(path / "data" / f"{i}.png", caption=f"kite, red, high, windy, {i}\nballoon, blue, left, {i}")
         files.picture(path / "masks" / f"{i}.png", grey=255, caption=None)

@@ -117,7 +117,6 @@ def test_which_clips_a_fraction_of_repeats_shows_again_is_drawn_in_each_epoch(fo
 
 def test_each_dataset_has_its_own_repeats_and_others_of_the_catalog_stay_out(tmp_path: Path) -> None:
     for name, count in (("data", 2), ("more", 1), ("old", 2)):
-        (tmp_path / name).mkdir()
         for i in range(count):
             files.picture(tmp_path / name / f"{i}.png")
     both = [{"path": str(tmp_path / "more"), "repeats": 2}, {"path": str(tmp_path / "data")}]

@@ -37,7 +37,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pictures of two datasets: some good, more too small, two without a caption, a broken one."""
     root = tmp_path_factory.mktemp("reasons")
     for name in ("data", "more"):
-        (root / name).mkdir()
         for i in range(3):
             files.picture(root / name / f"good-{i}.png", grey=i)
         files.picture(root / name / "dumb.png", grey=9, caption=None)

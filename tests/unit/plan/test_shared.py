@@ -14,7 +14,6 @@ def folder(tmp_path_factory):
     """Four pictures, two of them in a folder within, and a list of three; a neighbour whose name begins alike."""
     path = tmp_path_factory.mktemp("shared")
     for name in ("data/a", "data/b", "data/inner/c", "data/inner/d", "data-more/a"):
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
         made.picture(path / f"{name}.png")
     (path / "list.csv").write_text("path,text\ndata/a.png,x\ndata/inner/c.png,y\ndata-more/a.png,z\n", encoding="utf-8")
     return path

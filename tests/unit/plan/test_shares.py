@@ -27,7 +27,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("shares")
     for dataset, count in (("data", 12), ("few", 4)):
         for i in range(count):
-            (root / dataset / f"part-{i // 4}").mkdir(parents=True, exist_ok=True)
             files.picture(root / dataset / f"part-{i // 4}" / f"{i}.png", grey=10 * i + len(dataset))
     sources.scan_recipe(made(root))
     return root
