@@ -1,10 +1,11 @@
-"""Check the arguments of the library's public functions and classes, by a table of kinds beside each.
+"""Check the arguments of the library's public functions and classes, by a kind beside each.
 
     @checked(micro_batches_per_step=optional(whole(1)), decode_timeout=number(above=0))
     def __init__(self, ..., *, micro_batches_per_step: int | None = None, decode_timeout: float = 120.0) -> None: ...
 
-A dataclass calls `check(self, KINDS)` in `__post_init__`. A wrong argument is a `UserError` whose field is its name. What
-has another type but the same meaning is converted: numpy's numbers, paths as texts, tuples in place of lists.
+A dataclass annotates its fields, as in `seed: Annotated[int, whole(0)]`, and calls `check(self)` in `__post_init__`.
+A wrong argument is a `UserError` whose field is its name. What has another type but the same meaning is converted:
+numpy's numbers, paths as texts, tuples in place of lists.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_type_hints
 
 from reelworks.core import words
 from reelworks.core.errors import UserError
@@ -195,9 +196,16 @@ def checked(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-def check(owner: object, kinds: Mapping[str, Kind]) -> None:
-    """Check the fields of a dataclass that was just made."""
-    for name, kind in kinds.items():
+@functools.cache
+def _kinds_of(owner: type) -> dict[str, Kind]:
+    hints = get_type_hints(owner, include_extras=True)
+    kinds = ((name, kind) for name, hint in hints.items() for kind in getattr(hint, "__metadata__", ()))
+    return {name: kind for name, kind in kinds if isinstance(kind, Kind)}
+
+
+def check(owner: Any, kinds: Mapping[str, Kind] | None = None) -> None:
+    """Check the fields of a dataclass that was just made, by the kinds that annotate them, or by others."""
+    for name, kind in (_kinds_of(owner.__class__) if kinds is None else kinds).items():
         value = getattr(owner, name)
         read = checked_value(name, value, kind)
         if read is not value:

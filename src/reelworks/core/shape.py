@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Annotated
 
 from reelworks.core import arguments
 from reelworks.core.errors import UserError
@@ -42,15 +43,15 @@ class Geometry:
         (16, 16)
     """
 
-    stride: tuple[int, int, int]
-    patch: tuple[int, int, int]
-    frame_rule: tuple[int, int] = (1, 0)
-    chunk_frames: int | None = None
-    drops_rest: bool = False
-    filled_tokens: int = dataclasses.field(default=0, repr=False)
+    stride: Annotated[tuple[int, int, int], arguments.exactly(3, arguments.whole(1))]
+    patch: Annotated[tuple[int, int, int], arguments.exactly(3, arguments.whole(1))]
+    frame_rule: Annotated[tuple[int, int], arguments.exactly(2, arguments.whole(0))] = (1, 0)
+    chunk_frames: Annotated[int | None, arguments.optional(arguments.whole(1))] = None
+    drops_rest: Annotated[bool, arguments.FLAG] = False
+    filled_tokens: Annotated[int, arguments.whole(0)] = dataclasses.field(default=0, repr=False)
 
     def __post_init__(self) -> None:
-        arguments.check(self, _GEOMETRY)
+        arguments.check(self)
 
     @property
     def multiple(self) -> tuple[int, int]:
@@ -120,13 +121,3 @@ class Geometry:
         t, h, w = self.latent(shape)
         tokens = -(-t // pt) * -(-h // ph) * -(-w // pw)
         return tokens if h == w else max(tokens, self.filled_tokens)
-
-
-_GEOMETRY = {
-    "stride": arguments.exactly(3, arguments.whole(1)),
-    "patch": arguments.exactly(3, arguments.whole(1)),
-    "frame_rule": arguments.exactly(2, arguments.whole(0)),
-    "chunk_frames": arguments.optional(arguments.whole(1)),
-    "drops_rest": arguments.FLAG,
-    "filled_tokens": arguments.whole(0),
-}

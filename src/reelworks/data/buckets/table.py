@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -36,21 +36,13 @@ class BucketEntry:
         1.0
     """
 
-    resolution: str
-    num_frames: int | list[int]
-    batch_size: int | list[int] | None = None
-    keep_prob: float | list[float] = 1.0
+    resolution: Annotated[str, arguments.any_of(arguments.TEXT, arguments.whole(1))]
+    num_frames: Annotated[int | list[int], arguments.one_or_each(arguments.whole(1))]
+    batch_size: Annotated[int | list[int] | None, arguments.optional(arguments.one_or_each(arguments.whole(1)))] = None
+    keep_prob: Annotated[float | list[float], arguments.one_or_each(arguments.number(0, 1))] = 1.0
 
     def __post_init__(self) -> None:
-        arguments.check(self, _ENTRY)
-
-
-_ENTRY = {
-    "resolution": arguments.any_of(arguments.TEXT, arguments.whole(1)),
-    "num_frames": arguments.one_or_each(arguments.whole(1)),
-    "batch_size": arguments.optional(arguments.one_or_each(arguments.whole(1))),
-    "keep_prob": arguments.one_or_each(arguments.number(0, 1)),
-}
+        arguments.check(self)
 
 
 @dataclass(frozen=True)

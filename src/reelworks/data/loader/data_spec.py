@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from reelworks.data.loader.exclude_file import ExcludeList
 from reelworks.data.media.config import OF_RECIPES, DataConfig
 from reelworks.data.media.sound import SoundSpec
 from reelworks.data.schedule.cost import CostConfig
+
+SEED = arguments.whole(0, (1 << 63) - 1)
 
 
 @dataclass(frozen=True)
@@ -51,25 +53,27 @@ class DataSpec:
         24
     """
 
-    datasets: tuple[DatasetConfig, ...]
-    seed: int = 42
-    data: DataConfig = field(default_factory=DataConfig)
-    split: float = 0.0
-    group: Literal["file", "folder"] = "file"
-    max_held_out: int = 64
-    exclude_file: str | None = None
-    cost: CostConfig = field(default_factory=CostConfig)
-    variants: int | None = None
-    source_multiple: tuple[int, int] | None = None
-    picture_side: int | None = None
-    whole_sources: bool = False
-    sound: SoundSpec | None = None
-    source_sounds: bool = False
-    exchange: Exchange | None = None
-    mask_ratios: Mapping[str, float] = field(default_factory=dict)
+    datasets: Annotated[tuple[DatasetConfig, ...], arguments.each(arguments.a(DatasetConfig), into=tuple)]
+    seed: Annotated[int, SEED] = 42
+    data: Annotated[DataConfig, arguments.a(DataConfig)] = field(default_factory=DataConfig)
+    split: Annotated[float, arguments.number(0, 1)] = 0.0
+    group: Annotated[Literal["file", "folder"], arguments.one_of("file", "folder")] = "file"
+    max_held_out: Annotated[int, arguments.whole(0)] = 64
+    exclude_file: Annotated[str | None, arguments.optional(arguments.FILE)] = None
+    cost: Annotated[CostConfig, arguments.a(CostConfig)] = field(default_factory=CostConfig)
+    variants: Annotated[int | None, arguments.optional(arguments.whole(1))] = None
+    source_multiple: Annotated[tuple[int, int] | None, arguments.optional(arguments.exactly(2, arguments.whole(1)))] = (
+        None
+    )
+    picture_side: Annotated[int | None, arguments.optional(arguments.whole(1))] = None
+    whole_sources: Annotated[bool, arguments.FLAG] = False
+    sound: Annotated[SoundSpec | None, arguments.optional(arguments.a(SoundSpec))] = None
+    source_sounds: Annotated[bool, arguments.FLAG] = False
+    exchange: Annotated[Exchange | None, arguments.optional(arguments.a(Exchange))] = None
+    mask_ratios: Annotated[Mapping[str, float], arguments.a(Mapping)] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        arguments.check(self, _SPEC)
+        arguments.check(self)
         loader = "leave it out, and give it to the Loader, or for measures run `reelworks measure` on the catalog"
         given = self.data.model_dump(include=self.data.model_fields_set)
         arguments.refuse_of_recipes(given, OF_RECIPES, loader)
@@ -88,26 +92,6 @@ class DataSpec:
             return epoch, copies
         return (epoch + (copies & 0xFFFFFFFF) + (copies >> 32)) % self.variants, np.zeros_like(copies)
 
-
-SEED = arguments.whole(0, (1 << 63) - 1)
-_SPEC = {
-    "datasets": arguments.each(arguments.a(DatasetConfig), into=tuple),
-    "seed": SEED,
-    "data": arguments.a(DataConfig),
-    "split": arguments.number(0, 1),
-    "group": arguments.one_of("file", "folder"),
-    "max_held_out": arguments.whole(0),
-    "exclude_file": arguments.optional(arguments.FILE),
-    "cost": arguments.a(CostConfig),
-    "variants": arguments.optional(arguments.whole(1)),
-    "source_multiple": arguments.optional(arguments.exactly(2, arguments.whole(1))),
-    "picture_side": arguments.optional(arguments.whole(1)),
-    "whole_sources": arguments.FLAG,
-    "sound": arguments.optional(arguments.a(SoundSpec)),
-    "source_sounds": arguments.FLAG,
-    "exchange": arguments.optional(arguments.a(Exchange)),
-    "mask_ratios": arguments.a(Mapping),
-}
 
 # Only the buckets that result from these are digested; what recomputation changes is in the costs.
 _BUCKET_SEARCH = {"entries", "max_tokens", "max_batch_size", "tuned", "gradient_checkpointing"}
