@@ -27,7 +27,7 @@ class Part(NamedTuple):
 PARTS = {
     # What a loop of one's own needs.
     "core": Part(("core",), 2_652, 1_600),
-    "data": Part(("data",), 16_110, 12_400),
+    "data": Part(("data",), 16_125, 12_400),
     # What a training needs beside it.
     "models": Part(("models",), 11_015, 8_600),
     "training": Part(("training",), 12_569, 9_700),
