@@ -314,12 +314,12 @@ def test_curves_of_parts_of_a_loss_are_means_of_the_steps_since_the_last_point(
     ("metric", "remedy"),
     [
         ("1 * samples/motion - 2 * samples/likenes-pixels", 'did you mean "samples/likeness-pixels"?'),
+        ("samples/psnr", 'did you mean "samples/'),  # it needs references, which previews have none of
         ("samples/flicker", 'add "flicker" to samples.metrics'),
         ("validaton/loss", 'did you mean "validation/loss"?'),
-        ("samples/psnr", 'did you mean "samples/'),  # it needs references, which previews have none of
     ],
 )
-@pytest.mark.quick_cases(1)
+@pytest.mark.quick_cases(2)
 def test_a_metric_that_training_does_not_measure_is_refused_with_the_nearest(
     data_of: Any, caplog: pytest.LogCaptureFixture, metric: str, remedy: str
 ) -> None:
@@ -339,7 +339,11 @@ def test_a_metric_that_training_does_not_measure_is_refused_with_the_nearest(
         previews.require_measured(best(known))
     assert not caplog.records
     previews.require_measured(best("eval/likenes-pixels"))
-    assert 'did you mean "eval/likeness-pixels"?' in caplog.text
+    mirrored["checkpoints"]["mirror"]["keep_best"]["metric"] = "eval/likenes-pixels"
+    previews.require_measured(recipe_file.parse(mirrored))
+    for record, table in zip(caplog.records, ("checkpoints", "checkpoints.mirror"), strict=True):
+        assert record.getMessage().startswith(f"{table}.keep_best names eval/likenes-pixels")
+        assert 'did you mean "eval/likeness-pixels"?' in record.getMessage()
 
 
 @pytest.mark.parametrize(("stages", "advised_at", "use"), [(1, 6, 3), (2, 8, 5)])

@@ -56,7 +56,7 @@ def require_measured(recipe: Recipe) -> None:
             continue
         if name.startswith("eval/"):
             guess = nearest(name, recorded)
-            logger.warning("checkpoints.keep_best names %s, and no metric of eval is called so; %s", name, guess)
+            logger.warning("%s.keep_best names %s, and no metric of eval is called so; %s", place, name, guess)
             continue
         add = name.removeprefix("samples/")
         could = name.startswith("samples/") and add in registry.names()
