@@ -27,7 +27,7 @@ from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run import events, history
 from reelworks.data.run.folder import RunFolder
 from reelworks.models import factory
-from reelworks.training.preflight import check, stage_forecast
+from reelworks.training.preflight import check, stage_data, stage_forecast
 from reelworks.training.recipe import dataset, recipe_file
 
 BARE = {"buckets": {"aspect_ratios": ["1:1"], "upscale": True, "max_crop": 0.7}}
@@ -329,6 +329,14 @@ def test_a_later_stage_without_data_is_told_before_training(staged: Any, tmp_pat
     # Also where it is edited while the first stage is trained.
     assert children.train(staged("run", FIRST, SECOND), fault=("after the optimizer stepped", 3)) != [0]
     assert children.in_child(children.train_and_exit, wrong) == 2
+
+
+def test_data_of_a_later_stage_alone_are_scanned_before_training(staged: Any, tmp_path: Path) -> None:
+    footage = staged()["dataset"][0]
+    own = {"path": str(tmp_path / "gone"), "name": "own"}
+    recipe = recipe_file.parse(staged("run", FIRST, {**SECOND, "dataset": [footage, own]}))
+    with refused("no-such-folder", says="in stage second: .*no such folder"):
+        stage_data.require(recipe, range(2), dataset.scan_recipe, 1, 1)
 
 
 @pytest.mark.parametrize("command", ["train", "check"])

@@ -64,6 +64,7 @@ REFUSED = [
     ("I'm sorry, but I cannot describe this.", "refused"),
     ("As an AI model, I see nothing", "refused"),
     ("cat " * 9, "repeats itself"),
+    ("A red " + "cat " * 8, "repeats itself"),
     ("a red cat and " * 30, "repeats itself"),
     ("猫" * 3000, "repeats itself"),
     ("一只猫在跑" * 30, "repeats itself"),

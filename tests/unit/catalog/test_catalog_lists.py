@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import tracemalloc
+import unicodedata
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -171,6 +172,14 @@ def test_the_cause_of_each_missing_file_is_looked_up_and_not_searched(
     files = list_files.look_up(Source.from_path(folder), [f"{number}.jpg" for number in range(200)], captions=False)
     assert [file.problem for file in files] == [f"no such file: its folder has {number}.png" for number in range(200)]
     assert max(asked.values()) < 10
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_the_cause_of_a_missing_file_is_told_however_its_signs_are_composed(folder: Path, form: str) -> None:
+    (folder / "é.png").touch()
+    paths = [unicodedata.normalize(form, path) for path in ("É.png", "é.jpg")]
+    files = list_files.look_up(Source.from_path(folder), paths, captions=False)
+    assert [file.problem for file in files] == ["no such file: its folder has é.png"] * 2
 
 
 def test_below_the_root_that_is_proposed_all_files_are_found(folder: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from reelworks.data.buckets.table import BucketEntry, BucketTable
 from reelworks.data.catalog.config import DatasetConfig, Source
 from reelworks.data.catalog.scan import clip_ranges
 from reelworks.data.catalog.scan.scan import ScanResult, scan_sources
-from reelworks.data.catalog.store.rows import CatalogRows
+from reelworks.data.catalog.store.rows import LABEL_COLUMNS, CatalogRows, labels
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.loader import decode_requests
 from reelworks.data.loader.catalog_view import companion_sources
@@ -174,6 +174,7 @@ def test_a_list_gives_ranges_with_captions_of_their_own(footage: Path, tmp_path:
     assert rows.scores["aes"][by_text["across"]] == 3
     assert rows.label(by_text["across"]) == "clips/b-frames.mp4[5:12]"
     assert rows.label(by_text["all"]) == "clips/b-frames.mp4"
+    assert labels(rows.to_table().select(LABEL_COLUMNS)) == [rows.label(i) for i in range(len(rows))]
     assert [reason for _, reason in result.bad_files] == ["the clip has frames 30 to 36, but the file has 36 frames"]
     lines[0]["text"] = "renamed"
     again, rows = listed(folder, lines[:3])

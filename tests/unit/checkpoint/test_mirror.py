@@ -533,6 +533,8 @@ def test_credentials_are_refused_in_a_recipe_and_not_repeated(keys: dict[str, ob
 def test_addresses_that_cannot_work_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with refused("mirror-address-invalid", "checkpoints.mirror.url"):
         RemoteFilesystem.open(MirrorConfig(url="s4://bucket/run"))
+    with refused("mirror-address-invalid", "checkpoints.mirror.url", says="see checkpoints.mirror.options"):
+        RemoteFilesystem.open(MirrorConfig(url=str(tmp_path / "run"), options={"auto_mkdir": True}))  # which we set
     with refused("mirror-folder-missing", "checkpoints.mirror.url") as caught:
         RemoteFilesystem.open(MirrorConfig(url=str(tmp_path / "not mounted" / "run")))
     assert "mount" in caught.value.remedy

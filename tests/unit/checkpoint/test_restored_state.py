@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import second_device
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,12 +21,23 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import reelworks as rw
+from reelworks.data.checkpoint import state_file
 from reelworks.data.checkpoint.save import SaveFailed
 
 DTYPES = [
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool,
     torch.complex64, torch.complex128, torch.uint16, torch.float8_e4m3fn, torch.float8_e5m2fnuz,
 ]  # fmt: skip
+
+
+def test_ranks_tell_tensors_of_other_values_apart_wherever_these_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also values in another order, which have the same sum."""
+    numbers = torch.arange(24.0)
+    others = [numbers.flip(0), numbers.roll(1), numbers + 1, numbers.view(4, 6), numbers.view(torch.int32)]
+    for device in (torch.device("cpu"), second_device.use(monkeypatch)):
+        prints = [state_file._print(each.to(device)) for each in (numbers, *others)]
+        assert len({*prints}) == len(prints)
+        assert state_file._print(numbers.clone().to(device)) == prints[0]
 
 
 def same(a: Any, b: Any) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_helpers import Killed
 from refused import refused
 
 import reelworks as rw
@@ -92,6 +93,20 @@ def test_a_step_saved_again_has_the_new_content(store: rw.CheckpointStore) -> No
     assert store.info(1).metrics == {"loss": 0.5}
     assert store.save(1, {"x": 2}).fresh
     assert store.read(1) == {"x": 2}
+
+
+def test_a_checkpoint_whose_replacement_broke_off_is_read(store: rw.CheckpointStore) -> None:
+    """The former one, also where nobody saves or resumes before."""
+    store.save(1, {"x": 1})
+
+    def kill(call: str, path: Path) -> None:
+        if call == "rename" and path.name.startswith(".tmp-"):
+            raise Killed
+
+    with storage.guarded(kill), pytest.raises(Killed):
+        store.save(1, {"x": 2})
+    assert store.steps() == []
+    assert store.read(1) == {"x": 1}
 
 
 def test_a_disk_that_fails_to_delete_does_not_fail_the_save(

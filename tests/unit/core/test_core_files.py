@@ -136,3 +136,40 @@ def test_a_user_without_a_home_has_folders_of_its_own_and_is_told(
     assert home.stat().st_mode & 0o077 == 0
     assert all(folder.is_relative_to(home) for folder in folders)
     assert caplog.text.count("set HOME") == 1
+
+
+def test_a_guard_ends_with_its_block_also_after_an_error(tmp_path: Path) -> None:
+    """The one around it holds again, and none behind both."""
+    asked = list[str]()
+
+    def fail(call: str, path: Path) -> None:
+        raise OSError(call)
+
+    with storage.guarded(lambda call, path: asked.append(call)):
+        with pytest.raises(OSError, match="mkdir"), storage.guarded(fail):
+            storage.mkdirs(tmp_path / "a")
+        assert not asked
+        storage.mkdirs(tmp_path / "a")
+    storage.mkdirs(tmp_path / "b")
+    assert asked.count("mkdir") == 1
+
+
+@pytest.mark.skipif(system.WINDOWS, reason="Windows has no pipes in folders")
+def test_a_file_that_another_kind_replaces_while_it_is_opened_is_refused_and_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, open_file, descriptors = tmp_path / "a.csv", os.open, list[int]()
+    target.touch()
+
+    def replace_and_open(path: Path, flags: int) -> int:
+        target.unlink()
+        os.mkfifo(target)
+        descriptors.append(open_file(path, flags))
+        return descriptors[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", replace_and_open)
+        with pytest.raises(OSError, match="not a regular file"):
+            user_files.opened(target)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptors[0])

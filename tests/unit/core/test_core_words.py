@@ -22,6 +22,7 @@ def test_the_nearest_word_or_all_of_them() -> None:
     known = ["keep_prob", "batch_size", "resolution"]
     assert nearest("kep_prob", known) == 'did you mean "keep_prob"?'
     assert nearest("xyz", known) == "known: batch_size, keep_prob, resolution"
+    assert nearest("stdit3_TINY", ["STDiT3-tiny", "other"]) == 'did you mean "STDiT3-tiny"?', "as it is spelt"
 
 
 @words.named(output="target")

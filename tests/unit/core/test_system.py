@@ -42,8 +42,8 @@ def test_as_many_files_may_be_open_as_the_system_allows() -> None:
     """Also where a shell begins with few, and not more than that; who is started may have as many as before."""
     code = (
         "import resource as r; from reelworks.core import system; r.setrlimit(r.RLIMIT_NOFILE, ({}, {})); "
-        "system._MOST_FILES = 1024; system.allow_open_files(); print(*r.getrlimit(r.RLIMIT_NOFILE))"
+        "system._MOST_FILES = 1024; system.allow_open_files(); print(*r.getrlimit(r.RLIMIT_NOFILE), system.open_files())"
     )
     for limits, allowed in (((64, 2048), 1024), ((64, 512), 512), ((2048, 2048), 2048)):
         told = subprocess.run([sys.executable, "-c", code.format(*limits)], capture_output=True, text=True, check=True)
-        assert [int(number) for number in told.stdout.split()] == [allowed, limits[1]]
+        assert [int(number) for number in told.stdout.split()] == [allowed, limits[1], allowed]

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from reelworks.data.distributed.sequence import SequenceGroup
+from reelworks.models.sequence.sequence_parallel import SequenceParallel
 
 HEADS, WIDTH, TEXTS = 4, 3, 2
 TOKENS = 5  # with one of padding on two ranks, and three on four
@@ -86,3 +87,29 @@ def test_the_loss_is_that_of_one_rank_and_gradients_sum_to_its_gradient(
     for mine, _ in of_ranks:
         torch.testing.assert_close(mine, loss)
     torch.testing.assert_close(torch.stack([each for _, each in of_ranks]).sum(0), gradient)
+
+
+def test_ranks_share_tokens_again_also_after_an_error() -> None:
+    """A training goes on after previews that failed, and its gradients are sums over the ranks of a group."""
+
+    class Network:
+        is_shared = False
+
+        def start(self) -> None:
+            self.is_shared = True
+
+        def stop(self) -> None:
+            self.is_shared = False
+
+    network = Network()
+    shared = SequenceParallel({2: [network]})
+    shared.use(2)
+
+    def fail() -> None:
+        with shared.paused():
+            assert not network.is_shared
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        fail()
+    assert network.is_shared

@@ -7,6 +7,7 @@ import dataclasses
 import diffusers
 import numpy as np
 import pytest
+import tiny_recipe
 import torch
 import transformers
 from PIL import Image
@@ -22,8 +23,10 @@ from reelworks.models.families.flux import network as flux
 from reelworks.models.families.wan import network as wan
 from reelworks.models.vision import VisionEncoder
 from reelworks.testing import contract
+from reelworks.training.assembly import build
 from reelworks.training.encoding import conditioning
 from reelworks.training.encoding.encoders import FrozenEncoders
+from reelworks.training.recipe import recipe_file
 
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
 VISION |= {"image_size": 8, "patch_size": 4}
@@ -336,3 +339,18 @@ def test_an_encoder_that_is_not_there_is_refused(tmp_path):
     """With the recipe's key."""
     with refused("image-encoder-unloadable", "model.image_encoder", says="no CLIPVisionModel can be loaded"):
         VisionEncoder("clip", str(tmp_path))
+
+
+def test_a_source_and_its_sound_are_encoded_each_by_its_own():
+    """The frames as all frames, also where the network hears."""
+    data = {"path": "clips", "source": ["film"], "min_sources": 1}
+    sound = {"sound": {"name": "pcm", "sample_rate": 32_000}, "data": {"fps": 24}}
+    bucket = [{"resolution": "32x64", "num_frames": 22}]
+    values = tiny_recipe.of_family("minimax-h3-ref-sound-tiny", "run", data, bucket=bucket, **sound)
+    encoder = build.encoder(recipe_file.parse(values), torch.device("cpu"))
+    frames = torch.randint(0, 256, (1, 22, 32, 64, 3), dtype=torch.uint8)
+    samples = torch.randint(-9_000, 9_000, (1, 28_800, 1), dtype=torch.int16)
+    found = conditioning.condition_values(encoder, {"source": frames, "source-sound": samples}, frames, 22)
+    assert found.keys() == {"source", "source-sound"}
+    assert torch.equal(found["source"], encoder.latents(frames))
+    assert torch.equal(found["source-sound"], encoder.sound.latents(samples, encoder.device))

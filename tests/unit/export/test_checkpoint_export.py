@@ -186,9 +186,14 @@ def test_a_failing_disk_leaves_what_was_there(run: RunFolder, checkpoint: Path, 
         if what == call and path.parent == folder:
             raise OSError(28, os.strerror(28))
 
-    with storage.guarded(full), refused("export-failed", "exports", says="No space left") as error:
-        export.export_checkpoint(checkpoint, folder / "w.safetensors", weights="ema", dtype="float32", about={})
-    assert error.value.remedy == "free disk space"
+    target, given = folder / "w.safetensors", {"weights": "ema", "dtype": "float32", "about": {}}
+    for write in (
+        lambda: export.export_checkpoint(checkpoint, target, **given),
+        lambda: export.export_state_dict({"w": torch.ones(2)}, target, **given),
+    ):
+        with storage.guarded(full), refused("export-failed", "exports", says="No space left") as error:
+            write()
+        assert error.value.remedy == "free disk space"
     assert [p.name for p in folder.iterdir()] == ["w.safetensors"]
     assert (folder / "w.safetensors").read_text(encoding="utf-8") == "former"
 

@@ -9,7 +9,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -24,6 +24,7 @@ from stream_crash import Deadly, Hanging
 from stream_works import CLIP_BYTES, LONG_SECONDS, greys, request, work
 
 from reelworks.core import system
+from reelworks.data.loader import prefetch
 from reelworks.data.loader.prefetch import read_ahead
 from reelworks.data.media import decode_pool
 from reelworks.data.media.decode_pool import DecodePool
@@ -181,3 +182,20 @@ def test_workers_do_not_outlive_a_killed_trainer() -> None:
     trainer.join()
     assert trainer.exitcode == killing.SELF_KILLED
     wait_until(lambda: is_gone(pid))
+
+
+def test_a_clip_that_takes_long_is_waited_for_and_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A decoder that hangs is stopped by `timeout_seconds` of its pool, and a slow disk may take longer."""
+    monkeypatch.setattr(prefetch, "_WARN_SECONDS", 0.02)
+    job: Future[Any] = Future()
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(prefetch._result, job, Path("slow.mp4"))
+        while len(caplog.records) < 2 and not waiting.done():
+            time.sleep(0.01)
+        job.set_result(None)
+        assert waiting.result() is None
+    assert {record.getMessage() for record in caplog.records} == {
+        "still waiting after 0.02 s for a clip to be decoded: slow.mp4"
+    }

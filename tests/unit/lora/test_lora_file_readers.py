@@ -159,6 +159,8 @@ def test_a_scale_in_the_header_has_readers_that_look_there(tmp_path: Path) -> No
         found = told(path, "flux-tiny")
         assert found["diffusers"] == len(of_flux)
         assert ("ComfyUI" in found) is is_read
+        file_of(path, "lora_unet_", ("lora_down.weight", "lora_up.weight"), header=settings(alpha), name=released)
+        assert ("musubi-tuner" in told(path)) is is_read
 
 
 def results() -> dict[tuple[str, str, str], dict[str, str]]:

@@ -17,7 +17,13 @@ from test_run_average import LORA, run_of, trajectory
 from typer.testing import CliRunner
 
 from reelworks.annexes.lora import apply, convert, info, resize
-from reelworks.annexes.lora.request import ApplyLorasRequest, ConvertLoraRequest, LoraInfoRequest, ResizeLoraRequest
+from reelworks.annexes.lora.request import (
+    ApplyLorasRequest,
+    ConvertLoraRequest,
+    LoraInfoRequest,
+    ResizeLoraRequest,
+    WeightedFile,
+)
 from reelworks.commands.main import app
 from reelworks.models import registry
 from reelworks.models.adapters.config import LoraConfig
@@ -96,6 +102,15 @@ def test_a_file_is_described(tmp_path: Path) -> None:
         update = updates[layer.layer.removeprefix("diffusion_model.")]
         assert layer.norm is not None
         assert layer.norm == pytest.approx(float(update.norm()), rel=1e-4)
+
+
+def test_a_number_at_the_end_of_a_file_s_name_is_no_weight(tmp_path: Path) -> None:
+    """Where a file has that name; otherwise it is the number that its update is multiplied by."""
+    text = f"{tmp_path}/epoch=7"
+    assert WeightedFile.parse(text) == (f"{tmp_path}/epoch", 7.0)
+    Path(text).touch()
+    assert WeightedFile.parse(text) == (text, 1.0)
+    assert WeightedFile.parse(f"{text}=-0.5") == (text, -0.5)
 
 
 @pytest.mark.parametrize(

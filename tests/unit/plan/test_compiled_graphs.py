@@ -61,6 +61,7 @@ def test_families_need_fewer_graphs_and_their_cost_is_told(folder: Path) -> None
     assert one.families.crop > some.families.crop > some.families.free_crop
     (sizes, graphs) = compiled_graphs.lines(one)
     assert f"2 instead of {one.families.free_token_counts}" in sizes
+    assert sizes.endswith(f"pixels {100 * one.families.area - 100:+.1f}%")
     assert graphs == "graphs to compile: 2 of at most 32"
     assert compiled_graphs.lines(told(recipe(folder))) == []
 

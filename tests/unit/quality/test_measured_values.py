@@ -13,7 +13,7 @@ from PIL import Image
 
 from reelworks.annexes.quality import registry, sampling
 from reelworks.annexes.quality.measure import SampledClip
-from reelworks.annexes.quality.motion import Cuts, Movement
+from reelworks.annexes.quality.motion import Cuts, Movement, changes
 from reelworks.annexes.quality.sampling import MeasureRequest
 from reelworks.annexes.quality.sound import SoundLevel
 from reelworks.data.catalog.store import measured_columns
@@ -213,6 +213,16 @@ def test_frames_that_are_held_change_neither_cuts_nor_motion(wide: drawn.Frame, 
         found.append((*Cuts().values(sampled), Movement().values(sampled)[0]))
     assert found[0][:2] == found[1][:2] == (1.0, 0.0)
     assert found[1][2] == pytest.approx(found[0][2], rel=0.05)
+
+
+@pytest.mark.parametrize(("held", "is_new"), [(4, [True, False, False, False]), (5, [True] * 5)])
+def test_a_picture_is_held_for_a_sixth_of_a_second_at_most(wide: drawn.Frame, held: int, is_new: list[bool]) -> None:
+    """One that is shown for longer stands still, and all of its frames count."""
+    runs = np.stack([frame[::2, ::2].mean(axis=-1) for frame in drawn.pan(wide, 6, HEIGHT, WIDTH, 6.0)])
+    frames = np.repeat(runs.astype(np.float32), held, axis=0)
+    is_next = np.ones(len(frames) - 1, dtype=np.bool_)
+    sampled = SampledClip(Path("a"), False, 1, 1, len(frames), 24.0, runs=frames, is_next=is_next)
+    assert changes(sampled).is_new.tolist() == is_new * 6
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10])

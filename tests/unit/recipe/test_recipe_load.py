@@ -245,6 +245,17 @@ def test_a_folder_given_as_an_option_is_a_text_whatever_it_looks_like(tmp_path: 
     assert TrainRequest(recipe=write(tmp_path), output=Path(name)).load_recipe().output == name
 
 
+def test_a_folder_in_place_of_a_recipe_is_answered_with_the_way_to_train_on_it(tmp_path: Path) -> None:
+    folder = tmp_path / "my clips"
+    folder.mkdir()
+    with refused("folder-for-a-recipe", "recipe", says="this is a folder") as caught:
+        TrainRequest(recipe=folder)
+    assert str(folder) in shlex.split(caught.value.remedy)
+    (folder / "run.json").touch()
+    with refused("folder-for-a-recipe", "recipe", says="run folder.*the recipe that it was started with"):
+        TrainRequest(recipe=folder)
+
+
 @pytest.mark.parametrize(
     ("removed", "field"),
     [("version = 1", "version"), ("max_steps = 10", "train.max_steps"), ('path = "footage"', "dataset.0.path")],

@@ -129,6 +129,7 @@ def load(tmp_path: Path, *overrides: str) -> Recipe:
 def test_a_stage_is_chosen_by_its_name_whatever_else_is_set(tmp_path: Path) -> None:
     high = load(tmp_path, "stage=high", "stage.1.train.learning_rate=3e-5")
     assert (high.train.learning_rate, high.bucket[0].resolution, high.stage) == (3e-5, "96x96", [])
+    assert load(tmp_path, 'stage="high"', "stage.1.train.learning_rate=3e-5") == high, "as TOML writes a text"
     with refused("stage-unknown", "stage", says='did you mean "high"'):
         load(tmp_path, "stage=hihg")
 

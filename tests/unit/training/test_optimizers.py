@@ -191,6 +191,15 @@ def test_the_rate_that_adafactor_takes_is_told() -> None:
     assert told[3] == 0.5 > told[4]
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_takes_the_weight_decay(name: str) -> None:
+    without, decayed = (
+        steps(module, updater(module, name, learning_rate=0.1, weight_decay=decay), 0, 3)
+        for module, decay in ((network(), 0.0), (network(), 0.9))
+    )
+    assert not any(map(torch.equal, without, decayed))
+
+
 @pytest.mark.parametrize("name", WHOLE)
 def test_what_needs_whole_weights_is_refused_where_there_are_shards(name: str) -> None:
     """And nowhere else; the error tells why and what to do."""
@@ -405,3 +414,23 @@ def test_the_average_of_an_expert_is_the_mean_of_its_own_steps() -> None:
     start = network()[0].weight.detach().double()
     wanted = torch.stack(rare).mean(0)
     assert (average - wanted).norm() < 1e-3 * (wanted - start).norm()
+
+
+def test_the_averages_of_experts_stay_where_betas_change() -> None:
+    """Each by the β1 of its own; the weights move instead, as those of one network do."""
+    pair = ExpertPair(network(), network())
+
+    def made(**keys: object) -> ShardedOptimizer:
+        settings = config("schedulefree", learning_rate=0.01, **keys)
+        return ShardedOptimizer(settings, dict(pair.named_parameters()), set(), experts(pair))
+
+    stopped = made()
+    for step in range(6):
+        pair.zero_grad(set_to_none=True)
+        gradients(list(pair.children())[step % 2], step)
+        stopped.step()
+    averages, kept = stopped.own_averages(), copy.deepcopy(stopped.state_dict())
+    goes_on = made(betas=[0.5, 0.99])
+    goes_on.load_state_dict(kept)
+    for name, average in goes_on.own_averages().items():
+        torch.testing.assert_close(average, averages[name], rtol=1e-5, atol=1e-6)

@@ -364,3 +364,21 @@ def test_stored_latents_leave_no_encoder_in_memory() -> None:
     assert fitted.fits
     assert fitted.recipe.text_encoder.device == "cpu"
     assert "parallel.offload = true" not in [tier.to_text() for tier in fitted.tiers]
+
+
+def test_what_is_computed_again_is_as_narrow_as_it_was() -> None:
+    """Under bfloat16: backward passes have the autocast of forward passes."""
+    passes, meta = [], torch.device("meta")
+    for on in (False, True):
+        made, buckets = recipe(
+            "stdit3-tiny",
+            "128px",
+            model={"name": "stdit3-tiny", "depth": 2, "gradient_checkpointing": on},
+            precision={"compute": "bfloat16"},
+        )
+        encoder = build.encoder(made, torch.device("cpu"))
+        inputs = dry_run.blank(encoder, buckets.buckets[0], 1, meta)
+        passes.append(meter.measure(build.denoiser(made, meta), inputs))
+    plain, dear = passes
+    assert dear.peak_bytes < plain.peak_bytes
+    assert 1.2 < dear.flops / plain.flops < 1.5

@@ -9,14 +9,14 @@ import tiny_recipe
 import torch
 from examples import training_example
 from refused import refused
-from test_train_prior import perturb
+from test_train_prior import perturb, preserved
 from test_train_step import micro_batch, stepper, take
 
 from reelworks.models.adapters import inject
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.api import DenoiserInputs
 from reelworks.training.recipe import recipe_file
-from reelworks.training.step import examples
+from reelworks.training.step import examples, losses
 from reelworks.training.step.state import TrainState
 
 __all__ = ["stepper"]
@@ -61,6 +61,18 @@ def test_the_target_is_guided_by_the_base_without_caption(stepper, monkeypatch, 
     plain = replace(made, examples=replace(made.examples, recipe=base.recipe))
     other, _ = take(plain, [batch], monkeypatch)
     assert other.loss != pytest.approx(result.loss, rel=1e-2)
+
+
+def test_clips_beside_those_that_preserve_the_base_are_guided(stepper):
+    """Each clip of a micro-batch has the loss of its kind, as if all were of that."""
+    made = guided(stepper())
+    perturb(made)
+    batch = preserved(made, 1, [1, 2, 3, 4], (True, False, True, False))
+    example = training_example(batch, made.examples.encoder.encoders, made.recipe.objective, seed=made.recipe.seed)
+    passes = losses.Passes(made.boundary, made.boundary.denoiser.module)
+    both = losses.PriorLoss(passes, guided=True).of_clips(example, 4)
+    torch.testing.assert_close(both[1::2], losses.GuidedLoss(passes).of_clips(example, 4)[1::2])
+    torch.testing.assert_close(both[::2], losses.PriorLoss(passes, guided=False).of_clips(example, 4)[::2])
 
 
 def test_what_cannot_be_guided_is_refused():

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import tiny_recipe
 import torch
-from examples import training_example, validation_example
+from examples import batch_encoder, training_example, validation_example
 
 from reelworks.core.shape import Shape
+from reelworks.data.distributed.mesh import World
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.training.assembly import build
+from reelworks.training.observers.validation import Validator
 from reelworks.training.recipe import recipe_file
 from reelworks.training.step.examples import Predicted
 
@@ -92,6 +94,18 @@ def test_the_network_sees_perturbed_noise_and_predicts_the_other():
         for o in (perturbed, plain)
     ]
     assert torch.equal(*(one.inputs.latent for one in of_configs))
+
+
+def test_a_validation_measures_alike_whatever_a_training_weighs():
+    """By squared errors, so that losses of trainings with other objectives can be compared."""
+    measured = []
+    for objective in ({}, {"loss": "huber", "loss_weighting": "bell", "noise_offset": 0.5}):
+        recipe = recipe_of("stdit3-tiny", "rectified-flow")
+        recipe = recipe.model_copy(update={"objective": recipe.objective.model_copy(update=objective)})
+        boundary, encoder = DtypeBoundary(build.denoiser(recipe, CPU)), batch_encoder(build.encoder(recipe, CPU))
+        validator = Validator(boundary, encoder, World(0, 1, CPU), None, None, recipe)
+        measured.append(validator._losses(micro_batch([1]), at_once=1))
+    assert torch.equal(*measured)
 
 
 def test_times_of_diffusion_are_whole_steps_and_given_frames_have_the_noise_of_the_first():

@@ -61,6 +61,17 @@ def test_fresh_weights_are_told():
     assert "trained ones have less than 90%" in str(fresh)
 
 
+def test_the_network_is_told_the_whole_caption():
+    """Its tokens, and the embedding of all of it where it takes one."""
+    made = parts(model={"name": "opensora2-tiny"}, text_encoder={"dim": 16, "max_length": 6, "pooled_dim": 8})
+    seen = []
+    made[1].module.register_forward_pre_hook(lambda _, inputs: seen.extend(inputs))
+    weights_check.run(*made)
+    text = made[2].texts([weights_check.CAPTION], [False])
+    assert torch.equal(seen[2], text.tokens)
+    assert torch.equal(seen[4], text.pooled)
+
+
 @pytest.mark.slow
 def test_trained_weights_are_told_from_wrongly_read_ones():
     made = parts()
