@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from reelworks.core.errors import UserError
 from reelworks.models.storage import weights
+from reelworks.models.storage.tensor_files import TensorFiles
 
 STATE = {"a.weight": torch.arange(600.0).view(20, 30), "a.bias": torch.ones(20)}
 
@@ -137,3 +138,10 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
     with refused("weights-do-not-fit", "model.weights", says="1 missing of 2 tensors.*    missing: a.bias"):
         weights.load_into(module, state, "a.safetensors")
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_each_tensor_of_several_files_is_read_from_its_own(tmp_path):
+    with TensorFiles(sorted(shards(tmp_path).glob("*.safetensors"))) as tensors:
+        for name, value in [*STATE.items()] * 2:
+            assert torch.equal(tensors.read(name), value)
+            assert tensors.facts[name] == (value.dtype, value.shape)
