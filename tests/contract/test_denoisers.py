@@ -205,11 +205,24 @@ def test_the_loss_is_that_of_a_plain_training_script(name):
     i = contract.example(contract.shapes(name)[-1], name)
     noise = torch.randn(i.latent.shape, generator=torch.Generator().manual_seed(3))
     ours = contract.loss(denoiser, objective, i, noise)
-    plainly = plain.LOSSES[name](denoiser.module, i.latent, noise, i)
+    theirs = as_built_by_diffusers(denoiser.module)
+    plainly = plain.LOSSES[name](theirs, i.latent, noise, i)
     torch.testing.assert_close(ours, plainly, rtol=1e-4, atol=1e-6)
-    trained = [p for p in denoiser.module.parameters() if p.requires_grad]
-    found, wanted = (torch.cat([g.flatten() for g in torch.autograd.grad(loss, trained)]) for loss in (ours, plainly))
+    trained = [key for key, p in denoiser.module.named_parameters() if p.requires_grad]
+    found, wanted = (
+        torch.cat([g.flatten() for g in torch.autograd.grad(loss, [*map(module.get_parameter, trained)])])
+        for loss, module in ((ours, denoiser.module), (plainly, theirs))
+    )
     assert (found - wanted).norm() < 1e-4 * wanted.norm()
+
+
+def as_built_by_diffusers(module):
+    """The same weights without the parts of our own that networks of some families have."""
+    if not type(module).__module__.startswith("diffusers."):
+        return module
+    theirs = type(module).from_config(module.config)
+    theirs.load_state_dict(module.state_dict())
+    return theirs
 
 
 def encoder_of(name):

@@ -4,7 +4,6 @@ import diffusers
 import pytest
 import tiny_families
 import torch
-from diffusers.models.transformers import transformer_ernie_image
 from refused import refused
 from safetensors.torch import load_file, save_file
 
@@ -12,7 +11,6 @@ from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.models import components, factory
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
-from reelworks.models.families.ernie_image.network import TokenAngles
 from reelworks.models.objectives.samplers import flow
 from reelworks.testing import contract
 from reelworks.training.encoding.encoders import FrozenEncoders
@@ -227,9 +225,3 @@ def test_a_control_begins_as_no_change(tmp_path):
         seed=0,
     )
     torch.testing.assert_close(control.predict(i), plain.predict(i))
-
-
-def test_angles_of_ernie_image_are_those_of_the_module_that_they_replace() -> None:
-    widths, positions = (4, 6, 10), torch.randint(0, 999, (2, 5, 3)).float()
-    wanted = transformer_ernie_image.ErnieImageEmbedND3(sum(widths), 256, widths)(positions)
-    torch.testing.assert_close(TokenAngles(256, widths)(positions), wanted)
