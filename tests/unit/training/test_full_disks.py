@@ -55,27 +55,37 @@ def test_a_full_disk_is_told_once_and_tried_now_and_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A disk that hangs before it fails would slow down each step."""
-    now, tried, disk = [1e9], set[float](), Disk()
+    now, tried, disk = [1e3], set[float](), Disk()
 
     def full(call: str, path: Path) -> None:
         tried.add(now[0])
         disk(call, path)
 
-    monkeypatch.setattr(trackers, "time", SimpleNamespace(time=lambda: now[0]))
+    # Meanwhile the clock is set back.
+    clocks = SimpleNamespace(monotonic=lambda: now[0], time=lambda: 3e9 - 1e6 * now[0])
+    monkeypatch.setattr(trackers, "time", clocks)
     with storage.guarded(full):
         board = TensorBoard(tmp_path / "t", 0)
         for step in range(25):
             board.log(step, {"loss": 1.0})
             now[0] += 1
-    assert sorted(tried) == [1e9, 1e9 + 10, 1e9 + 20]
+    assert sorted(tried) == [1e3, 1e3 + 10, 1e3 + 20]
     assert len(caplog.messages) == 1
 
 
-def test_curves_of_starts_that_are_killed_have_each_step_once(tmp_path: Path) -> None:
-    """None of them closes its file: the first begins, the second begins again, and the third resumes from step 2."""
-    for number, (first, steps) in enumerate(((0, (0, 1)), (0, (0, 1, 2, 3, 4)), (2, (3, 4, 5)))):
+@pytest.mark.parametrize("clocks", [(0, 1, 2), (0, 0, 0), (5, 0, 3), (2e8, 1e8, 0)], ids=str)
+def test_curves_of_starts_that_are_killed_have_each_step_once(
+    clocks: tuple[float, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them closes its file: the first begins, the second begins again, and the third resumes from step 2.
+
+    Machines that a run goes on on have clocks of their own.
+    """
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "events.out.tfevents.of-somebody-else").touch()
+    for clock, (first, steps) in zip(clocks, ((0, (0, 1)), (0, (0, 1, 2, 3, 4)), (2, (3, 4, 5))), strict=True):
+        monkeypatch.setattr(trackers.time, "time", lambda clock=clock: 1.7e9 + clock)
         board = TensorBoard(tmp_path / "t", first)
-        board._file = board._file.with_name(f"events.out.tfevents.{number}")
         for step in steps:
             board.log(step, {"loss": float(step)})
     curves = EventAccumulator(str(tmp_path / "t"))

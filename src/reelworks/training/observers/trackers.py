@@ -61,8 +61,10 @@ class TensorBoard:
 
     def __init__(self, folder: Path, first_step: int) -> None:
         now, host = time.time(), socket.gethostname()
-        # TensorBoard sorts files by their names, and reads those with "tfevents".
-        self._file = folder / f"events.out.tfevents.{int(now):010d}.{host}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
+        # TensorBoard reads files with "tfevents" by the order of their names; the clock of a former start may have been ahead.
+        former = (int(file.name.split(".")[3]) + 1 for file in folder.glob(f"events.out.tfevents.{'[0-9]' * 10}.*"))
+        number = max([int(now), *former])
+        self._file = folder / f"events.out.tfevents.{number:010d}.{host}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
         # Steps that a start repeats must not be in the curves twice: the second event voids those of former files, and
         # that of a start from the beginning also step 0, which is validated again.
         purged = {"wall_time": now, "step": first_step + 1 if first_step else 0}
@@ -74,11 +76,10 @@ class TensorBoard:
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Add values to curves."""
-        now = time.time()
         # One record: a scalar of its own for each value would be one each.
         scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self._waiting.append(Event(wall_time=now, step=step, summary=Summary(value=scalars)))
-        if now >= self._retry_at:
+        self._waiting.append(Event(wall_time=time.time(), step=step, summary=Summary(value=scalars)))
+        if time.monotonic() >= self._retry_at:
             self._write()
 
     def _write(self) -> None:
@@ -95,7 +96,7 @@ class TensorBoard:
             del self._waiting[_MOST_WAITING:]
             if not self._retry_at:
                 logger.warning("TensorBoard's curves cannot be written now, and will be when they can: %s", error)
-            self._retry_at = time.time() + _RETRY_SECONDS
+            self._retry_at = time.monotonic() + _RETRY_SECONDS
             return
         self._size += records.tell()
         self._waiting.clear()
