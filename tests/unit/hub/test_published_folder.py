@@ -6,6 +6,7 @@ The hub is a server on this machine that verifies what it gets; the client is th
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -603,6 +604,19 @@ def test_previews_that_are_damaged_or_elsewhere_are_left_out(run, tmp_path, capl
     done = do(run, dry_run=True, output=tmp_path / "out")
     assert not [file for file in done.files if file.path.startswith("previews/")]
     assert "there are no previews" in " ".join(done.notes)
+
+
+@pytest.mark.parametrize("number", sorted(files.FULL))
+def test_a_full_disk_publishes_nothing_rather_than_no_previews(run, hub, monkeypatch, number):
+    def copy(_source, target):
+        target.write_bytes(b"a part")
+        raise OSError(number, os.strerror(number), str(target))
+
+    monkeypatch.setattr(neutral, "copy_preview", copy)
+    with refused("file-unwritable", "output", says=os.strerror(number)):
+        do(run)
+    assert not hub.uploads.commits
+    assert not [*run.path.glob(".publish-*")]
 
 
 def test_the_command_prints_what_it_did(run, hub):

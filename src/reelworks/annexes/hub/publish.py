@@ -254,6 +254,8 @@ def _write_previews(source: _Source, folder: Path) -> tuple[list[PublishedPrevie
             try:
                 neutral.copy_preview(preview, folder / path)
             except (OSError, ValueError) as error:
+                if isinstance(error, OSError) and error.errno in files.FULL:  # which is no fault of the preview
+                    raise files.unwritable("output", folder, error) from error
                 (folder / path).unlink(missing_ok=True)
                 logger.warning("a preview is left out: %s cannot be read (%s)", preview, error)
             else:
