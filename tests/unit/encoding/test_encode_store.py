@@ -6,6 +6,7 @@ import errno
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -20,6 +21,7 @@ from typer.testing import CliRunner
 from reelworks.commands.main import app
 from reelworks.core import storage
 from reelworks.core.errors import UserError
+from reelworks.data.run import lock
 from reelworks.models.api import TextEmbedding
 from reelworks.training.encoding import store as store_module
 from reelworks.training.encoding import values
@@ -284,6 +286,58 @@ def test_deletions_of_two_processes_take_only_what_they_name(tmp_path: Path) -> 
     late.remove({wanted(numbers[1]).key})
     assert [n for n in range(100) if wanted(n).key in EncodedStore.open(tmp_path)] == [*numbers[2:], 99]
     assert not [problem for _, problem in late.verify() if problem]
+
+
+@pytest.mark.parametrize("doing", ["open", "refresh", "table", "verify"])
+def test_what_another_process_deletes_meanwhile_is_no_damage(
+    doing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each index that is read."""
+    number, read_table = 0, store_module.pq.read_table
+    calls = [number]
+    while calls[0] >= number:
+        calls, number = [0], number + 1
+        store, other = filled(tmp_path / str(number)), EncodedStore.open(tmp_path / str(number))
+        store._parts.clear()
+
+        def meanwhile(
+            *args: Any, calls: list[int] = calls, other: EncodedStore = other, number: int = number, **options: Any
+        ) -> Any:
+            calls[0] += 1
+            if calls[0] == number:
+                other.remove({wanted(n).key for n in (1, 2, 3)})
+            return read_table(*args, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store_module.pq, "read_table", meanwhile)
+            if doing == "verify":
+                assert not [problem for _, problem in store.verify() if problem]
+            else:
+                EncodedStore.open(store.path) if doing == "open" else getattr(store, doing)()
+    assert number > 2
+
+
+def test_one_process_at_a_time_deletes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever one of them is about to do with a file, the other would take what is in two shards for one too many."""
+    monkeypatch.setattr(lock, "_PROBE_SECONDS", 0.0)
+    number = 0
+    while True:
+        number += 1
+        store, other, calls = filled(tmp_path / str(number)), EncodedStore.open(tmp_path / str(number)), 0
+
+        def disk(call: str, path: Path, other: EncodedStore = other, number: int = number) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == number:
+                with refused("run-locked", "encode.folder", says="another deletion"):
+                    other.remove({wanted(2).key})
+
+        with storage.guarded(disk):
+            store.remove({wanted(0).key})
+        if calls < number:
+            break
+        assert [n for n in range(4) if wanted(n).key in EncodedStore.open(store.path)] == [1, 2, 3]
+    assert number > 4
 
 
 def test_no_file_is_mapped_when_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

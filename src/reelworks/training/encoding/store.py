@@ -35,6 +35,7 @@ from torch import Tensor
 from reelworks.core import digests, files, storage, units
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
+from reelworks.data.run import lock
 from reelworks.training.encoding import values
 from reelworks.training.encoding.request_key import Wanted, key_words
 
@@ -111,7 +112,7 @@ class EncodedStore:
         store = cls(Path(path))
         store._create()
         store._index_orphans()
-        store._load(sorted(store._index_files()))
+        store._load()
         return store
 
     def __contains__(self, key: str) -> bool:
@@ -173,8 +174,7 @@ class EncodedStore:
                 self._pending_since = time.monotonic()
             self._pending[wanted.key] = (wanted, value)
             self._pending_bytes += value.nbytes
-            waited = time.monotonic() - self._pending_since
-            if self._pending_bytes >= _COMMIT_BYTES or waited >= _COMMIT_SECONDS:
+            if self._pending_bytes >= _COMMIT_BYTES or time.monotonic() - self._pending_since >= _COMMIT_SECONDS:
                 self.commit()
 
     def commit(self) -> None:
@@ -227,38 +227,38 @@ class EncodedStore:
         """Read every tensor, and yield the description of each with what is wrong, or an empty text."""
         for name in sorted(self._index_files()):
             for row in filter(partial(self._counts, name), _rows_of(self._index_file(name))):
+                problem = ""
                 try:
                     self._read(_entry(row, name))
                 except DamagedEntry as damage:
-                    yield row, str(damage)
-                else:
-                    yield row, ""
+                    problem = str(damage)
+                if not problem or self._index_file(name).exists():  # another process may have moved or deleted it
+                    yield row, problem
 
     def remove(self, keys: set[str]) -> int:
         """Delete tensors, and those that others of their keys replaced; return the bytes of the files that became free.
 
         Shards with others are written anew, those with the fewest bytes of them first, so that there is room for the next;
-        on a disk without any, the others of a shard are deleted too.
+        on a disk without any, the others of a shard are deleted too. One process at a time deletes.
         """
-        self._load_all()  # another process may have deleted too, and moved what stays into other shards
-        found = ((name, self._kept(name, keys)) for name in sorted(self._index_files()))
-        kept_bytes = {name: sum(row["bytes"] for row in kept) for name, kept in found if kept is not None}
-        freed = 0
-        for name in sorted(kept_bytes, key=kept_bytes.__getitem__):
-            freed += self._shard_file(name).stat().st_size if self._shard_file(name).exists() else 0
-            freed -= self._copy(self._kept(name, keys) or [], name)
-            storage.unlink(self._index_file(name))  # first, so that no index ever names a missing shard
-            with self._lock:
-                self._maps.pop(name, None)  # Windows removes no file that is mapped
-            if self._shard_file(name).exists():
-                storage.unlink(self._shard_file(name))
-        self._load_all()
+        with lock.hold(self.path / ".lock", doing="deletion", field="encode.folder", remedy="wait until it has ended"):
+            self._load()  # another process may have deleted before, and moved what stays into other shards
+            found = ((name, self._kept(name, keys)) for name in sorted(self._index_files()))
+            kept_bytes = {name: sum(row["bytes"] for row in kept) for name, kept in found if kept is not None}
+            freed = sum(self._replace(name, keys) for name in sorted(kept_bytes, key=kept_bytes.__getitem__))
+            self._load()
         return freed
 
-    def _load_all(self) -> None:
+    def _replace(self, name: str, keys: set[str]) -> int:
+        """Delete a shard but for what stays without these keys, which goes into a new one; return the bytes that became free."""
+        freed = self._shard_file(name).stat().st_size if self._shard_file(name).exists() else 0
+        freed -= self._copy(self._kept(name, keys) or [], name)
+        storage.unlink(self._index_file(name))  # first, so that no index ever names a missing shard
         with self._lock:
-            self._added = {}
-            self._load(sorted(self._index_files()))
+            self._maps.pop(name, None)  # Windows removes no file that is mapped
+        if self._shard_file(name).exists():
+            storage.unlink(self._shard_file(name))
+        return freed
 
     def _kept(self, name: str, keys: set[str]) -> list[dict[str, Any]] | None:
         """Return the descriptions of a shard that stay when these keys go; None if all stay."""
@@ -339,17 +339,19 @@ class EncodedStore:
             entry = self._entry(row["key"])
         return entry is None or entry.shard == name or not self._index_file(entry.shard).exists()
 
-    def _load(self, names: list[str]) -> None:
-        tables = [self._whole_rows(name) for name in names]
-        sizes = np.array([len(table) for table in tables], dtype=np.int64)
-        self._first = np.cumsum(sizes) - sizes
-        self._places = [(table, int(at), name) for table, at, name in zip(tables, self._first, names, strict=True)]
-        keys = [key for table in tables for key in table.column("key").to_pylist()]
-        words = key_words(keys)
-        # Stable, so that the last of several entries of one key is the last of its run.
-        self._position = np.lexsort((words[:, 1], words[:, 0]))
-        self._words = words[self._position]
-        self._parts = set(names)
+    def _load(self) -> None:
+        with self._lock:
+            names, self._added = sorted(self._index_files()), {}
+            tables = [self._whole_rows(name) for name in names]
+            sizes = np.array([len(table) for table in tables], dtype=np.int64)
+            self._first = np.cumsum(sizes) - sizes
+            self._places = [(table, int(at), name) for table, at, name in zip(tables, self._first, names, strict=True)]
+            keys = [key for table in tables for key in table.column("key").to_pylist()]
+            words = key_words(keys)
+            # Stable, so that the last of several entries of one key is the last of its run.
+            self._position = np.lexsort((words[:, 1], words[:, 0]))
+            self._words = words[self._position]
+            self._parts = set(names)
 
     def _find(self, key: str) -> int:
         """Return the position of a key in the sorted index, -1 if it is not there."""
@@ -440,13 +442,14 @@ def _described(path: Path) -> list[dict[str, Any]]:
 def _parquet(rows: list[dict[str, Any]]) -> bytes:
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), sink, compression="zstd", write_page_checksum=True)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    return bytes(sink.getvalue())
 
 
 def _read_index(path: Path, columns: Iterable[str]) -> pa.Table:
     try:
         table = pq.read_table(path, columns=list(columns), schema=SCHEMA, page_checksum_verification=True)
+    except FileNotFoundError:  # another process deletes from the store meanwhile
+        return pa.schema([SCHEMA.field(name) for name in columns]).empty_table()
     except (OSError, ValueError, pa.ArrowException) as error:
         raise damaged(path.parent.parent, f"index/{path.name} cannot be read ({error})") from error
     if table.column("key").null_count:  # as of a table that has no such column
@@ -455,8 +458,7 @@ def _read_index(path: Path, columns: Iterable[str]) -> pa.Table:
 
 
 def _rows_of(path: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = _read_index(path, SCHEMA.names).to_pylist()
-    return rows
+    return list(_read_index(path, SCHEMA.names).to_pylist())
 
 
 def _entry(row: Mapping[str, Any], shard: str) -> StoredEntry:

@@ -88,8 +88,7 @@ def orphans(store: EncodedStore, reached: set[str]) -> list[dict[str, Any]]:
     """Return the descriptions of entries that are not among the keys."""
     table = store.table()
     lost = pa.array([key not in reached for key in table.column("key").to_pylist()], pa.bool_())
-    rows: list[dict[str, Any]] = table.filter(lost).to_pylist()
-    return rows
+    return list(table.filter(lost).to_pylist())
 
 
 def contact_sheet(source: StoredLatents, encoder: FrozenEncoders, chunks: Iterable[Chunk], count: int) -> bytes:
