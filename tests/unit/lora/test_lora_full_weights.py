@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -212,14 +213,18 @@ def test_a_result_is_replaced_as_a_whole_if_asked_for_and_nothing_else_is(
     with refused("output-file-invalid", "output", says="exists already"):
         apply.apply(ApplyLorasRequest(**asked))
 
-    def full(call: str, path: Path) -> None:
-        if call == "write" and path.suffix == ".tmp":
-            raise OSError(28, "No space left on device")
-
     before = sorted(path.name for path in out.iterdir())
-    with storage.guarded(full), refused("file-unwritable", "output", says="No space left"):
-        apply.apply(ApplyLorasRequest(**asked, overwrite=True))
-    assert sorted(path.name for path in out.iterdir()) == before
+    part = r"\.base\.safetensors\..*\.tmp"
+    for fails, of in (("write", part), ("rename", part), ("rename", "out"), ("rename", r"\.out\..*\.tmp")):
+
+        def full(call: str, path: Path, fails: str = fails, of: str = of) -> None:
+            if call == fails and re.fullmatch(of, path.name):
+                raise OSError(28, "No space left on device")
+
+        with storage.guarded(full), refused("file-unwritable", "output", says="No space left"):
+            apply.apply(ApplyLorasRequest(**asked, overwrite=True))
+        assert sorted(path.name for path in out.iterdir()) == before
+        assert {path.name for path in tmp_path.iterdir()} == {"a.safetensors", "base.safetensors", "out"}
     apply.apply(ApplyLorasRequest(**asked, overwrite=True))
     assert [path.name for path in out.iterdir()] == ["base.safetensors"]
     places.link(tmp_path / "link", out)

@@ -338,18 +338,22 @@ def _write(
 
 def _config(base: FullWeights) -> bytes | None:
     """Return the config beside the base's files, which says how to build the network."""
-    try:
+    with suppress(OSError):
         return user_files.read_bytes(base.files[0].parent / _CONFIG, user_files.SETTINGS)
-    except OSError:
-        return None
+    return None
 
 
 def _replace(target: Path, temporary: Path) -> None:
-    """Put a complete folder into its place; what was there goes last."""
+    """Put a complete folder into its place; what was there goes last, and back if that fails."""
     former = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.old")
-    if target.exists():
-        storage.rename(target, former)
-    storage.rename(temporary, target)
+    try:
+        if target.exists():
+            storage.rename(target, former)
+        storage.rename(temporary, target)
+    except BaseException:
+        with suppress(OSError):  # nothing was there
+            storage.rename(former, target)
+        raise
     storage.fsync_folder(target.parent)
     shutil.rmtree(former, ignore_errors=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from reelworks.annexes.lora.adapter_file import AdapterFile
 from reelworks.core import user_files
@@ -102,11 +103,10 @@ def resolve(found: ClosestBase, file: AdapterFile) -> BaseNetwork:
 
 def _base_in(header: dict[str, str]) -> str | None:
     """Return the preset that a header of Reelworks names."""
-    try:
+    with suppress(ValueError, AttributeError):
         base = user_files.parse_json(header.get(BASE, "{}")).get("model")
-    except (ValueError, AttributeError):
-        return None
-    return base if isinstance(base, str) and base in registry.PRESETS else None
+        return base if isinstance(base, str) and base in registry.PRESETS else None
+    return None
 
 
 def _alike(header: dict[str, str]) -> list[str]:
