@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -447,6 +448,18 @@ def test_totals_are_found_while_the_records_are_there_and_kept_when_they_are_gon
     (kept,) = records.pruned(run).values()
     assert (kept["data_restarts"], kept["epoch"], kept["planned"], kept["counts"]) == (0, 0, 24, {"x": 1})
     assert kept["time"] > 1.7e9
+
+
+@pytest.mark.parametrize("clock", [-1e6, 0.0, 1e6])
+def test_an_epoch_that_is_trained_again_has_records_again_whatever_clocks_say(run: RunFolder, clock: float) -> None:
+    """A run goes on on machines whose clocks differ; of two records of a segment, the times do."""
+    records.write(run, small((0, 0, 0)))
+    assert list(records.prune(run, 0, [], lambda epoch: {"planned": 12})) == [(0, 0)]
+    assert records.pruned(run).keys() == {(0, 0)}
+    records.write(run, small((0, 0, 0), time=time.time() + clock))
+    assert not records.pruned(run)
+    assert list(records.prune(run, 0, [], lambda epoch: {"planned": 12})) == [(0, 0)]
+    assert records.pruned(run).keys() == {(0, 0)}
 
 
 def test_wherever_making_room_dies_totals_are_kept_of_what_is_gone(tmp_path: Path) -> None:

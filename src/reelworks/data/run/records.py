@@ -261,8 +261,7 @@ def _write_table(file: Path, record: Record) -> str:
 
 def _small(numbers: NDArray[Any]) -> Any:
     """Return numbers as int32 if they fit."""
-    fits = numbers.max(initial=0) < 2**31
-    return pa.array(numbers.astype(np.int32) if fits else numbers)
+    return pa.array(numbers.astype(np.int32) if numbers.max(initial=0) < 2**31 else numbers)
 
 
 def read_about(run: RunFolder, key: Key) -> About:
@@ -405,14 +404,14 @@ def prune(
     for key in keys(run):
         sizes[key[:2]] += size_bytes(run, key)
     over = sizes.total() - max_bytes
-    for epoch in sorted(sizes):
+    for epoch in sorted(sizes.keys() - {*in_use}):
         if over <= 0:
             return
-        if epoch in in_use:
-            continue
         line = {"time": time.time(), "data_restarts": epoch[0], "epoch": epoch[1], **totals(epoch)}
+        gone = [key for key in keys(run) if key[:2] == epoch]
+        line["records"] = [_written(run, key) for key in gone]
         files.append_json_line(run.coverage_folder / _TOTALS, line)
-        for key in [k for k in keys(run) if k[:2] == epoch]:
+        for key in gone:
             storage.rmtree(path(run, key))
         over -= sizes[epoch]
         yield epoch
@@ -420,13 +419,17 @@ def prune(
 
 def pruned(run: RunFolder) -> dict[tuple[int, int], dict[str, Any]]:
     """Return the totals of epochs whose records `prune` removed, except epochs that were trained again since."""
-    lines = files.read_json_lines(run.coverage_folder / _TOTALS)
-    totals = {(line["data_restarts"], line["epoch"]): line for line in lines}
+    totals = {(one["data_restarts"], one["epoch"]): one for one in files.read_json_lines(run.coverage_folder / _TOTALS)}
     for key in keys(run) if totals else ():
-        try:
-            trained_anew = key[:2] in totals and read_about(run, key).time > totals[key[:2]]["time"]
-        except RecordError:
-            continue
-        if trained_anew:
+        # A kill may have left some of those that are gone; a later record may be of a clock that is behind.
+        written = _written(run, key)
+        if written is not None and key[:2] in totals and written not in totals[key[:2]].get("records", ()):
             del totals[key[:2]]
     return totals
+
+
+def _written(run: RunFolder, key: Key) -> float | None:
+    """Return the time of a record, which tells it from others of its segment; None if that cannot be read."""
+    with suppress(RecordError):
+        return read_about(run, key).time
+    return None
