@@ -390,6 +390,17 @@ def test_when_a_storage_may_be_asked_again(after: str, seconds: float | None) ->
         assert storages.is_of_storage(told.value)
 
 
+@pytest.mark.parametrize("clock", [-1e6, 0.0, 1e6])
+def test_a_date_is_by_the_clock_of_the_storage(clock: float) -> None:
+    """A machine whose clock is behind would wait for days, or give up at once, and one that is ahead not at all."""
+    now, then = (email.utils.formatdate(time.time() + clock + more, usegmt=True) for more in (0.0, 30.0))
+    refusal = _TooManyError(after=then)
+    refusal.headers["Date"] = now
+    with pytest.raises(retry.BusyError) as told, storages.reached():
+        raise refusal
+    assert told.value.seconds == pytest.approx(30.0, abs=1)
+
+
 def test_nobody_asks_a_storage_before_the_time_that_it_names() -> None:
     """Nor do as many at once as before; who would have to wait for longer than is waited is refused unasked."""
     pace, asked = retry.Pace("storage"), list[float]()

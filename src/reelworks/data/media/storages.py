@@ -233,12 +233,13 @@ def _answer(error: BaseException | None) -> tuple[int, dict[str, str]]:
 
 
 def _retry_after(headers: dict[str, str]) -> float | None:
-    """Return the seconds of Retry-After, which are said as such or by a date; None if neither is."""
+    """Return the seconds of Retry-After, which are said as such or by a date of the storage's clock; None if neither is."""
     told = headers.get("retry-after", "")
     if told.isdecimal():
         return float(told)
     with contextlib.suppress(ValueError):
-        return parsedate_to_datetime(told).timestamp() - time.time()
+        now = parsedate_to_datetime(headers["date"]).timestamp() if "date" in headers else time.time()
+        return parsedate_to_datetime(told).timestamp() - now
     return None
 
 
