@@ -74,8 +74,8 @@ def size(num_bytes: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format seconds in their two largest units."""
-    if seconds < 59.95:
+    """Format seconds in their two largest units; the age of what comes from a clock that is ahead is none."""
+    if (seconds := max(seconds, 0.0)) < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from reelworks.core import units
 from reelworks.data.run import lock
@@ -85,8 +86,8 @@ def _sessions(data: RunData) -> list[list[Event]]:
 
 
 def training_seconds(data: RunData) -> float:
-    """Return the wall-clock time from each start to that session's last event, summed."""
-    return float(sum(session[-1]["time"] - session[0]["time"] for session in _sessions(data)))
+    """Return the wall-clock time from each start to that session's last event, summed, but for a clock that was set back."""
+    return float(sum(max(b["time"] - a["time"], 0.0) for each in _sessions(data) for a, b in pairwise(each)))
 
 
 def resumes(data: RunData) -> int:

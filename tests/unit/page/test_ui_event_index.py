@@ -124,6 +124,10 @@ def test_the_time_of_a_step_is_that_between_the_last_ones(tmp_path):
     assert index.seconds_per_step(9) is None
     index.update()
     assert [index.seconds_per_step(most) for most in (1, 2, 3, 9)] == [None, 7.0, 6.0, 4.0]
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(steps[-1] | {"step": 15, "time": 0.0}) + "\n")
+    index.update()
+    assert index.seconds_per_step(2) is None  # the clock was set back
 
 
 def test_one_that_rests_has_what_a_list_shows_and_all_again_when_it_is_needed_or_grows(tmp_path):

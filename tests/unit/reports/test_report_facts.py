@@ -149,6 +149,11 @@ def test_the_best_checkpoint_is_the_one_that_retention_names():
     assert status.best_checkpoint(told()) is None
 
 
+def test_a_clock_that_is_set_back_takes_no_time_back():
+    data = told({"kind": "start", "time": 2000.0}, step(1, time=2010.0), step(2, time=500.0), step(3, time=507.0))
+    assert status.training_seconds(data) == 17
+
+
 def test_time_counts_sessions_and_not_the_pauses_between_them():
     data = told(
         {"kind": "start", "time": 100.0},
@@ -229,7 +234,7 @@ def test_no_number_is_told_with_an_exponent(value, digits):
 @pytest.mark.parametrize(("text", "expected"), [
     (units.size(999), "999 B"), (units.size(999_700), "1 MB"), (units.size(8_412_330), "8.41 MB"), (units.size(2.5e12), "2.5 TB"),
     (units.duration(3.21), "3.2 s"), (units.duration(201), "3 min 21 s"), (units.duration(7325), "2 h 02 min"),
-    (units.duration(200_000), "2 d 7 h"), (units.count(1234567), "1,234,567"), (units.loss(0.3), "0.3000"),
+    (units.duration(200_000), "2 d 7 h"), (units.duration(-3600), "0.0 s"), (units.count(1234567), "1,234,567"), (units.loss(0.3), "0.3000"),
     (units.loss(1.5e-5), "1.5e-05"), (units.loss(None), "–"), (units.plural(1, "clip"), "1 clip"),
     (units.duration(59.97), "1 min 00 s"), (units.moment(0), "1970-01-01 00:00:00 UTC"), (units.percent(0.1234), "12.3 %"),
 ])  # fmt: skip

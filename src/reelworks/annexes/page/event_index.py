@@ -200,8 +200,8 @@ class EventIndex:
         with self._lock:
             offsets = self._offset[-most:].tolist()
         first, last = next(self._parse(offsets[:1]), None), next(self._parse(offsets[-1:]), None)
-        if first is None or last is None or last["step"] <= first["step"]:
-            return None
+        if first is None or last is None or last["step"] <= first["step"] or last["time"] < first["time"]:
+            return None  # where a clock was set back, as where there are not two
         return float((last["time"] - first["time"]) / (last["step"] - first["step"]))
 
     def _parse(self, offsets: list[int]) -> Iterator[Event]:
