@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import inspect
 import os
+import signal
+import threading
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,7 +19,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from reelworks.commands import show
-from reelworks.core import annexes, docstrings, requests, terminal
+from reelworks.core import annexes, docstrings, requests, system, terminal
 from reelworks.core.annexes import AnnexCommand
 from reelworks.core.errors import UserError
 from reelworks.core.requests import Arg
@@ -96,6 +98,38 @@ def _in_words(error: Exception) -> UserError:
     return UserError(problem, code="defect", remedy="report it with the traceback, which is on stderr")
 
 
+class _Ended(BaseException):
+    """The program is asked to end."""
+
+
+@contextmanager
+def _unwound() -> Iterator[None]:
+    """Let a signal that ends the program, or a closed terminal, first remove what is half written and stop what was started.
+
+    A rank of several ends at once, since others may wait for it, and so does a fork, whose files are those of its parent.
+    """
+    process = os.getpid()
+
+    def stop(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)  # a second one ends at once
+        if os.getpid() == process:
+            raise _Ended(number)
+        signal.raise_signal(number)
+
+    may_handle = threading.current_thread() is threading.main_thread() and "RANK" not in os.environ
+    numbers = {system.END, getattr(signal, "SIGHUP", system.END)} if may_handle else ()
+    handled = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
+    for number in handled:
+        signal.signal(number, stop)
+    try:
+        yield
+    except _Ended as ended:
+        signal.raise_signal(*ended.args)
+    finally:
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
+
+
 class App(typer.Typer):
     """A group of commands, each of which says what it is doing."""
 
@@ -115,7 +149,8 @@ class App(typer.Typer):
 
                 is_main, json = os.environ.get("RANK", "0") == "0", bool(ctx.params.get("json"))
                 stage = nullcontext() if doing is None else log.stage(doing)
-                with log.to_terminal(speaks=is_main, stderr=answers or json, quiet=answers and json), stage:
+                lines = log.to_terminal(speaks=is_main, stderr=answers or json, quiet=answers and json)
+                with _unwound(), lines, stage:
                     result = super().invoke(ctx)
                 if answers or json:
                     terminal.require_answered()

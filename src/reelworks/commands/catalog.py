@@ -92,10 +92,7 @@ def compact(catalog: Annotated[Path, Argument(metavar="CATALOG")], json: Json = 
     from reelworks.data.catalog.store.compact import compact as compact_catalog
 
     done = compact_catalog(catalog)
-    if json:
-        show.json(done)
-    else:
-        show.line(
-            f"{done.rows} rows, {done.dropped} retired ones dropped; "
-            f"{units.size(done.bytes_before)} before, {units.size(done.bytes_after)} now"
-        )
+    show.json(done) if json else show.line(
+        f"{done.rows} rows, {done.dropped} retired ones dropped; "
+        f"{units.size(done.bytes_before)} before, {units.size(done.bytes_after)} now"
+    )

@@ -258,12 +258,11 @@ def _print_verified(rows: Sequence[VerifiedCheckpoint], full: bool) -> None:
 
 
 def _print_pruned(pruned: Pruned) -> None:
-    kept, deleted = pruned.kept, pruned.deleted
-    for row in deleted:
+    for row in pruned.deleted:
         verb = "would delete" if pruned.dry_run else "deleted"
         show.line(f"{verb} step {row.step} ({units.size(row.bytes)}): {'; '.join(row.reasons)}")
-    freed = units.size(sum(row.bytes for row in deleted))
-    show.line(f"{len(deleted)} of {len(deleted) + len(kept)} checkpoints, {freed}")
+    freed, count = units.size(sum(row.bytes for row in pruned.deleted)), len(pruned.deleted)
+    show.line(f"{count} of {count + len(pruned.kept)} checkpoints, {freed}")
 
 
 def _print_history(found: CheckpointHistory) -> None:

@@ -71,10 +71,8 @@ def _print_coverage(report: CoverageReport, *, has_copies: bool) -> None:
         others = {label: n for label, n in epoch.counts.items() if label not in _ACCOUNT}
         if others:
             show.line("  not planned: " + ", ".join(f"{n} {label}" for label, n in others.items()))
-        for lost in epoch.lost:
-            show.line(f"  {lost}")
-        for problem in epoch.problems:
-            show.line(f"  {problem}")
+        for told in (*epoch.lost, *epoch.problems):
+            show.line(f"  {told}")
     for clip in report.clips:
         show.line(f"\n{clip.path}" + (f" (copy {clip.copy})" if has_copies else ""))
         for one in clip.epochs:

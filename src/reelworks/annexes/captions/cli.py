@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from typer import Exit
@@ -13,7 +10,6 @@ from reelworks.annexes.captions.request import CaptionRequest
 from reelworks.commands import show
 from reelworks.commands.exit_codes import ExitCode
 from reelworks.commands.options import Json
-from reelworks.core import system
 from reelworks.core.units import plural
 
 if TYPE_CHECKING:
@@ -37,32 +33,11 @@ def caption(request: CaptionRequest, json: Json = False) -> None:
     from reelworks.annexes.captions import caption as captioning
 
     progress = show.clip_progress(quiet=json, doing="captioning")
-    with _stopped_when_asked(), show.stdout_for_json(json), progress as on_progress:
+    with show.stdout_for_json(json), progress as on_progress:
         result = captioning.caption(request, on_progress)
     show.json(result) if json else _print(result)
     if result.failed:
         raise Exit(ExitCode.FAILED)
-
-
-class _Terminated(BaseException):
-    """The program is asked to end."""
-
-
-@contextmanager
-def _stopped_when_asked() -> Iterator[None]:
-    """Stop the captioner before SIGTERM, on Windows Ctrl-Break, ends the process: by default, commands would go on without it."""
-
-    def stop(number: int, _: object) -> None:
-        signal.signal(number, signal.SIG_DFL)  # a second one ends at once
-        raise _Terminated
-
-    former = signal.signal(system.END, stop)
-    try:
-        yield
-    except _Terminated:
-        signal.raise_signal(system.END)
-    finally:
-        signal.signal(system.END, former)
 
 
 def _print(result: CaptionResult) -> None:
