@@ -104,7 +104,7 @@ class _Ended(BaseException):
 
 @contextmanager
 def _unwound() -> Iterator[None]:
-    """Let a signal that ends the program, or a closed terminal, first remove what is half written and stop what was started.
+    """Let a signal that asks the program to end first remove what is half written and stop what was started.
 
     A rank of several ends at once, since others may wait for it, and so does a fork, whose files are those of its parent.
     """
@@ -117,7 +117,7 @@ def _unwound() -> Iterator[None]:
         signal.raise_signal(number)
 
     may_handle = threading.current_thread() is threading.main_thread() and "RANK" not in os.environ
-    numbers = {system.END, getattr(signal, "SIGHUP", system.END)} if may_handle else ()
+    numbers = system.STOPS if may_handle else ()
     handled = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
     for number in handled:
         signal.signal(number, stop)

@@ -647,8 +647,9 @@ def test_ctrl_c_ends_soon_and_keeps_what_is_done(tmp_path: Path) -> None:
     assert run(data, command="echo A dog.").kept >= 3
 
 
+@pytest.mark.parametrize("number", [each for each in system.STOPS if each != signal.SIGINT])
 @pytest.mark.slow
-def test_sigterm_ends_the_commands_and_removes_their_frames(tmp_path: Path) -> None:
+def test_a_signal_ends_the_commands_and_removes_their_frames(tmp_path: Path, number: signal.Signals) -> None:
     data, temporary = clips(tmp_path / "data"), tmp_path / "temporary"
     temporary.mkdir()
     words = ["caption", str(data), "--workers", "1", "--command", f"sh -c 'echo $$ > {tmp_path}/pid; sleep 300'"]
@@ -663,8 +664,8 @@ def test_sigterm_ends_the_commands_and_removes_their_frames(tmp_path: Path) -> N
         and time.monotonic() < until
     ):
         time.sleep(0.01)
-    child.terminate()
-    assert child.wait(20) == -signal.SIGTERM
+    child.send_signal(number)
+    assert child.wait(20) == -number
     assert not Path("/proc", (tmp_path / "pid").read_text(encoding="utf-8").strip()).exists()
     assert list(temporary.glob("reelworks-caption-*")) == []
 

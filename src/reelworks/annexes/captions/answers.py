@@ -89,8 +89,7 @@ def caption_of(answer: str, *, max_words: int | None = None, is_cut: bool = Fals
     if _loops(_CLAUSE.findall(text.casefold())) or _REPEATED.search(text):
         raise CaptionFailed(f"the answer repeats itself: {_begin(text)}", of_clip=True)
     text = _capital(_OPENING.sub("", text)) if _OPENING.match(text) else text
-    if is_cut:
-        text = _whole(text)
+    text = _whole(text) if is_cut else text
     return text if max_words is None else _shortened(text, max_words)
 
 

@@ -75,13 +75,11 @@ def _answer_batch(
     for start in range(0, len(questions), captioner.batch_size):
         asked = questions[start : start + captioner.batch_size]
         for (i, _), answer in zip(asked, captioner.answer([question for _, question in asked]), strict=True):
-            found = results[i]
-            if isinstance(found, CaptionFailed):
-                continue
-            try:
-                found.append(_caption_of(request, answer))
-            except CaptionFailed as error:
-                results[i] = error
+            if isinstance(found := results[i], list):
+                try:
+                    found.append(_caption_of(request, answer))
+                except CaptionFailed as error:
+                    results[i] = error
     return [(i, r if isinstance(r, CaptionFailed) else list(dict.fromkeys(r))) for i, r in results.items()]
 
 
