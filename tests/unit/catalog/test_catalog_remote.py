@@ -1011,6 +1011,48 @@ def test_a_zip_that_is_packed_anew_is_read_anew(cache: Path, tmp_path: Path) -> 
     assert _trained(rows) == {"0.bmp": _CHANGED, "1.bmp": 1}
 
 
+@pytest.mark.parametrize(("kind", "reader"), [("zip", zipfile.ZipFile), ("tar", tarfile.TarFile)])
+def test_the_list_of_an_archives_members_is_read_as_often_for_many_as_for_few(
+    kind: str, reader: Any, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read for each member, it takes a time that grows with the square of their number."""
+    read, reads = list[str](), reader.__init__
+
+    def counted(*args: Any, **options: Any) -> None:
+        read.append(kind)
+        reads(*args, **options)
+
+    monkeypatch.setattr(reader, "__init__", counted)
+    for members in (2, 20):
+        folder = tmp_path / str(members)
+        url = _packed(kind, folder, {f"{grey}.bmp": grey for grey in range(members)})
+        read.clear()
+        assert _greys(url, folder / "catalog") == {f"{grey}.bmp": (str(grey), grey) for grey in range(members)}
+        assert 1 <= len(read) <= 4, "once, or once for each thread"
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_members_of_an_archive_are_read_by_many_threads_at_once(kind: str, cache: Path, tmp_path: Path) -> None:
+    greys = {f"{grey}.bmp": grey for grey in range(40)}
+    url = _packed(kind, tmp_path, greys)
+    with ThreadPoolExecutor(8) as threads:
+        found = threads.map(lambda name: storages.read_range(storages.address(url, name), 0, 2000), [*greys] * 4)
+        assert [content[-1] for content in found] == [*greys.values()] * 4
+
+
+def _packed(kind: str, folder: Path, greys: dict[str, int]) -> str:
+    """Pack pictures as `_zipped` does into an archive of this kind in a new folder; return its address."""
+    folder.mkdir(exist_ok=True)
+    url = _zipped(folder / "a.zip", greys).format("")
+    if kind == "tar":
+        with zipfile.ZipFile(folder / "a.zip") as packed, tarfile.open(folder / "a.tar", "w") as archive:
+            for info in packed.infolist():
+                member = tarfile.TarInfo(info.filename)
+                member.size = info.file_size
+                archive.addfile(member, io.BytesIO(packed.read(info)))
+    return url.replace("zip", kind)
+
+
 @pytest.mark.parametrize("top", ["zip://::{}", "zip:///::{}", "memory://", "memory:///"])
 def test_files_at_the_top_of_a_storage_are_read(
     top: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

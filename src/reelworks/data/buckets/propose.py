@@ -71,8 +71,7 @@ class Ladder:
 
     def nearly(self, height: I64, width: I64) -> I64:
         """Return the highest rung that each clip fills if it is enlarged by a few percent, see `FILLS`."""
-        larger = np.ceil(np.stack([height, width]) / math.sqrt(FILLS)).astype(np.int64)
-        return self.highest(*larger)
+        return self.highest(*np.ceil(np.stack([height, width]) / math.sqrt(FILLS)).astype(np.int64))
 
     def tokens(self, rung: int, num_frames: int) -> int:
         """Return the most latent tokens of one clip at a rung, over all aspect ratios."""

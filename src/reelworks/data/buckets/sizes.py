@@ -51,8 +51,7 @@ def size_at(resolution: str, ratio: float, multiple: tuple[int, int]) -> tuple[i
     pixels, size = pixel_budget(resolution)
     if size is not None:
         return size
-    most = largest_sides(resolution, ratio)
-    return nearest_size(pixels, ratio, multiple, most)
+    return nearest_size(pixels, ratio, multiple, largest_sides(resolution, ratio))
 
 
 def largest_sides(resolution: str, ratio: float, *, squares: bool = False) -> tuple[float, float]:

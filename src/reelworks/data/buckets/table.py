@@ -324,8 +324,7 @@ def _sizes_of(index: int, entry: Entry, config: BucketsConfig, geometry: Geometr
 
 def _check_multiple(entry: Entry, size: tuple[int, int], geometry: Geometry) -> None:
     if size[0] % geometry.multiple[0] or size[1] % geometry.multiple[1]:
-        ratio = size[1] / size[0]
-        height, width = sizes.nearest_size(size[0] * size[1], ratio, geometry.multiple)
+        height, width = sizes.nearest_size(size[0] * size[1], size[1] / size[0], geometry.multiple)
         raise UserError(
             f"this model takes multiples of {geometry.multiple[0]} × {geometry.multiple[1]} pixels",
             code="size-not-a-multiple",

@@ -32,7 +32,8 @@ def read(path: str, step_seconds: float | None = None) -> dict[str, int]:
                 raise _bad(path, f"{n!r} is not a number of clips")
         if step_seconds is not None:
             model = CostModel(**value["model_ms"])
-            tokens = {_entry_of(trial["bucket"]): int(trial["tokens"]) for trial in value["trials"]}
+            # A bucket's name is that of its entry, with an aspect ratio in the middle.
+            tokens = {" ".join(trial["bucket"].split(" ")[::2]): int(trial["tokens"]) for trial in value["trials"]}
             sizes = {
                 entry: min(size, max(model.most_clips(tokens[entry], 1000 * step_seconds), 1)) if size else 0
                 for entry, size in sizes.items()
@@ -91,11 +92,6 @@ def _reading(path: str) -> Iterator[Any]:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _bad(path, "it is not a file of measured batch sizes") from error
-
-
-def _entry_of(bucket: str) -> str:
-    """Return the entry of a bucket, whose name has an aspect ratio too."""
-    return " ".join(bucket.split(" ")[::2])
 
 
 def with_numbers(

@@ -11,6 +11,7 @@ import ast
 import math
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -342,13 +343,10 @@ class _FilterReader:
             return Constant(value, ast.unparse(node))
         if isinstance(value, bool) or not isinstance(value, int | float):
             self._refuse(node, "is neither a number nor text", _FORMS)
-        try:
-            finite = math.isfinite(value)
-        except OverflowError:
-            finite = False
-        if not finite:
-            self._refuse(node, "is too large a number", "use one below 1e308")
-        return Constant(float(value), ast.unparse(node))
+        with suppress(OverflowError):
+            if math.isfinite(value):
+                return Constant(float(value), ast.unparse(node))
+        self._refuse(node, "is too large a number", "use one below 1e308")
 
     def _relation(self, left: ast.expr, op: ast.cmpop, right: ast.expr, negated: bool) -> Relation:
         if isinstance(op, ast.Is | ast.IsNot):

@@ -249,8 +249,7 @@ def _destinations(
                 dtype = tensor.dtype if fixed else stored.tensors[name].dtype
                 is_place = tensor.dtype == dtype and _takes_values(tensor)
                 into.setdefault(name, tensor if is_place else torch.empty_like(tensor, dtype=dtype))
-        for name in tree.tensor_names(node) - into.keys():
-            into[name] = _new(stored.tensors[name])
+        into |= {name: _new(stored.tensors[name]) for name in tree.tensor_names(node) - into.keys()}
     return into
 
 

@@ -168,8 +168,7 @@ class CatalogView:
     @cached_property
     def is_held_out(self) -> Mask:
         """True for rows that are held out, which takes all fingerprints to compute."""
-        own = duplicates.numbering_lists(self.catalog)
-        return held_out.held_out(self.rows, self.spec, own)
+        return held_out.held_out(self.rows, self.spec, duplicates.numbering_lists(self.catalog))
 
     @cached_property
     def uses(self) -> ClipUses:

@@ -70,8 +70,7 @@ def _random(n: int, word_B: U64) -> Mask:
 
 def _interpolate(n: int, word_B: U64) -> Mask:
     """Condition on every second frame, from the first or the second on."""
-    start_B = hash_rng.below(hash_rng.hash64(word_B, "start"), 2)
-    return np.asarray(np.arange(n) % 2 != start_B[:, None])
+    return np.asarray(np.arange(n) % 2 != hash_rng.below(hash_rng.hash64(word_B, "start"), 2)[:, None])
 
 
 STRATEGIES: Mapping[str, Strategy] = {

@@ -264,8 +264,7 @@ def _other_sides(data: Dataset, former: Segment, identity: Identity) -> list[str
     place = former_places(identity, former)
     still = np.flatnonzero(place >= 0)
     rows = former.catalog.rows_at(former.ordinal)
-    own = duplicates.numbering_lists(former.catalog)
-    before = held_out.held_out(rows, spec, own)[place[still]]
+    before = held_out.held_out(rows, spec, duplicates.numbering_lists(former.catalog))[place[still]]
     now = data.is_held_out[still]
     added, left = int((now & ~before).sum()), int((before & ~now).sum())
     if not added and not left:

@@ -102,8 +102,7 @@ def why_not_read(name: str) -> str:
     if kind_of(name.partition("?")[0]):  # a clip is known by its name, and an address that is signed anew is another
         return f"a query behind the name, as of a signed address: {extension.partition('?')[0]}"
     reasons = (of["reason"] for kind, of in _KINDS.items() if "reason" in of and extension in _SUFFIXES[kind])
-    reason = next(reasons, "not a video or picture")
-    return f"{reason}: {extension}"
+    return f"{next(reasons, 'not a video or picture')}: {extension}"
 
 
 def with_readable_bytes(path: str) -> str:

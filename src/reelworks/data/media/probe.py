@@ -67,8 +67,7 @@ def measure(
         return FrameTiming(num_frames / duration, duration, True)
     measured = (num_frames - 1) / float(span * tick_seconds)
     # Timestamps are rounded to ticks, so over a short span the declared rate is more accurate.
-    rounding = max(0.01, 1 / span)
-    fps = declared if abs(declared / measured - 1) <= rounding else measured
+    fps = declared if abs(declared / measured - 1) <= max(0.01, 1 / span) else measured
     return FrameTiming(fps, num_frames / fps, False)
 
 
@@ -77,8 +76,7 @@ _FINE_SECONDS = Fraction(1, 1000)  # ticks that a missing frame is longer than
 
 def _is_line(ticks: NDArray[np.int64]) -> bool:
     """Return whether times rise evenly but for rounding, as those of more frames than ticks allow to tell apart."""
-    line = np.linspace(ticks[0], ticks[-1], len(ticks))
-    return bool(np.abs(ticks - line).max() <= 1)
+    return bool(np.abs(ticks - np.linspace(ticks[0], ticks[-1], len(ticks))).max() <= 1)
 
 
 def _uneven(steps: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bool:

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import os
 import re
+import threading
 import time
 import urllib.parse
 import zipfile
@@ -29,6 +30,7 @@ _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 _WEB, _S3 = ("http://", "https://"), ("s3", "s3a")
 # A chain of fsspec, such as "zip://clips::s3://bucket/a.zip": of the first, which reads files in another, others have no "::".
 _CHAIN = re.compile(r"^(zip|tar|dir|libarchive|reference)://.*?::")
+_ARCHIVES = ("zip", "tar", "libarchive")
 PASSWORD = re.compile(r"([\w+.-]+)://[^/]*:[^/]*@")  # with the name before it
 _NO_PASSWORD = ("git", "github")  # but FOLDER:BRANCH@… and OWNER:NAME@…
 # What begins the reason why a file is not read if it says nothing about the file.
@@ -71,12 +73,11 @@ def filesystem(url: str) -> tuple[Any, str]:
         OSError: The zip that the files are in is damaged.
     """
     import fsspec  # slow to import, and only remote files need it
-    from fsspec.core import url_to_fs
     from fsspec.utils import get_protocol
 
     try:
         if _CHAIN.match(url):
-            fs, path = url_to_fs(url)
+            fs, path = _of_chain(url)
             return fs, urllib.parse.unquote(path)
         protocol = get_protocol(url)
         kind = fsspec.get_filesystem_class(protocol)
@@ -105,6 +106,31 @@ def filesystem(url: str) -> tuple[Any, str]:
             value=url,
             remedy='give a folder, or an address such as "s3://bucket/clips" or "hf://datasets/user/name"',
         ) from error
+
+
+def _of_chain(url: str) -> tuple[Any, str]:
+    """Return the file system of a chain and the path in it; archives stay open, as each member would need the list of all anew."""
+    from fsspec.core import url_to_fs
+
+    first, outer = parted(url)
+    kind = first.partition(":")[0]
+    if kind not in _ARCHIVES:
+        return url_to_fs(url)  # type: ignore[no-any-return]
+    info = remote_info(*url_to_fs(outer.removeprefix("::")))
+    # All that read another kind have one position in it, so that each thread needs its own.
+    reader = os.getpid(), 0 if kind == "zip" else threading.get_ident()
+    fs = _unpacked(f"{kind}://{outer}", info.get("size"), version_of(info), *reader)
+    return fs, str(fs._strip_protocol(first))
+
+
+@functools.lru_cache(maxsize=16)
+def _unpacked(url: str, *_of: int | None) -> Any:
+    """Return the file system of an archive, for this version of it, process and thread."""
+    from fsspec.core import url_to_fs
+
+    fs, _ = url_to_fs(url)
+    fs.ls("")  # makes its list of members, of which other threads would see a part
+    return fs
 
 
 def _limits(protocol: str) -> dict[str, Any]:

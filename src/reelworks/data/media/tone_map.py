@@ -46,8 +46,7 @@ def to_sdr(codes_HWC: NDArray[np.uint16], transfer: str, primaries: str) -> NDAr
     """
     values = codes_HWC.astype(np.float32) / 65535
     if transfer in ("pq", "hlg"):
-        nits = pq_to_light(values) if transfer == "pq" else hlg_to_light(values)
-        light = tone_map(nits) / SDR_WHITE
+        light = tone_map(pq_to_light(values) if transfer == "pq" else hlg_to_light(values)) / SDR_WHITE
     else:
         light = srgb_to_light(values) if transfer == "srgb" else values**_GAMMA
     if primaries:

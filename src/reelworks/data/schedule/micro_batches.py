@@ -138,8 +138,7 @@ def group_into_steps(
         order = np.argsort(hash_rng.hash64(seed, epoch, np.arange(num_steps), Purpose.STEP_ORDER), kind="stable")
     else:
         hashed = hash_rng.hash64(seed, epoch, np.arange(len(slots)), Purpose.SLOT_ORDER)
-        gap_last = slots[:, -1] < 0
-        grid[: len(slots)] = slots[np.lexsort((hashed, window[slots[:, 0]], gap_last))]
+        grid[: len(slots)] = slots[np.lexsort((hashed, window[slots[:, 0]], slots[:, -1] < 0))]  # gaps come last
         dealt, order = grid, np.arange(num_steps)
     result = dealt.reshape(num_steps, -1)
     # Real columns come first, so that all ranks can skip empty ones together.

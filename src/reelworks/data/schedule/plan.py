@@ -342,8 +342,7 @@ def by_bucket_and_hash(uid: U64, copy: Integers, bucket: Integers, *, seed: int,
     def fill(where: slice) -> None:
         hashed = hash_rng.hash64(seed, epoch, uid[where], copy[where], Purpose.SHUFFLE)
         key = (bucket[where].astype(np.uint64) << np.uint64(hash_bits)) | (hashed >> np.uint64(64 - hash_bits))
-        place = np.arange(where.start, where.stop, dtype=np.uint64)
-        words[where] = (key << np.uint64(place_bits)) | place
+        words[where] = (key << np.uint64(place_bits)) | np.arange(where.start, where.stop, dtype=np.uint64)
 
     blocks.for_each(len(uid), fill)
     words.sort()

@@ -66,8 +66,7 @@ def details(rows: CatalogRows, failed: str) -> list[str]:
     """Return for each row its values, the limits that it fails, and `limits_that_take`; arguments are those."""
     columns, parts = Columns(rows), _parts(failed)
     taking = _join(_limits(joined(parts), columns).text, "would take it")
-    texts = [_detail(part, columns) for part in parts]
-    return list(_join_present(*texts, taking, by="; ").to_pylist())
+    return list(_join_present(*(_detail(part, columns) for part in parts), taking, by="; ").to_pylist())
 
 
 def details_by_part(rows: CatalogRows, failed: Any) -> list[str]:

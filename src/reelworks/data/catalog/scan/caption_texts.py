@@ -188,8 +188,7 @@ class Waiting(Generic[T]):
         self._note(encodings, list(lost), remarks)
 
     def _note(self, encodings: Counter[str], lost: list[str], remarks: dict[str, list[str]]) -> None:
-        for name, number in encodings.most_common():
-            self.notes.append(f"{self._place}: {_are(number)} in {name}, and read so")
+        self.notes += [f"{self._place}: {_are(n)} in {name}, and read so" for name, n in encodings.most_common()]
         if lost:
             self.notes.append(
                 f"{self._place}: {_are(len(lost))} no text in UTF-8, nor in another encoding that is sure, or damaged, and not used; "

@@ -29,8 +29,7 @@ def look_up(source: Source, paths: Sequence[str], *, captions: bool) -> list[Sou
     `captions` tells whether those beside the files are looked for, too.
     """
     if source.url is not None:
-        find = partial(remote.look_up, source.name, source.url, captions=captions)
-        return _respelled(find, paths, None)
+        return _respelled(partial(remote.look_up, source.name, source.url, captions=captions), paths, None)
     root = str(source.root)
 
     def members(path: str) -> list[SourceFile] | None:

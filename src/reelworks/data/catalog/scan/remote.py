@@ -72,7 +72,10 @@ class _Storage:
             if _walks(self._fs):
                 found = dict(self._walk(self._root))
             else:
-                found = self._ask(partial(_all_below, self._fs, self._root))
+                fs, root = self._fs, self._root
+                found = self._ask(
+                    lambda: dict(storages.asked(fs, root, lambda: fs.find(root, detail=True, refresh=True)))
+                )
         except OSError as error:
             raise self._away(error.__cause__ or error) from error
         below = {full: info for full, info in found.items() if not full.endswith(_FOLDER_MARKERS)}
@@ -164,10 +167,6 @@ def _walks(fs: Any) -> bool:
     kind = type(fs)
     ways = {kind.find, getattr(kind, "_find", kind.find)}
     return ways <= {AbstractFileSystem.find, AsyncFileSystem._find, DirFileSystem.find, DirFileSystem._find}
-
-
-def _all_below(fs: Any, root: str) -> dict[str, dict[str, Any]]:
-    return dict(storages.asked(fs, root, lambda: fs.find(root, detail=True, refresh=True)))
 
 
 def _inside(fs: Any, folder: str) -> list[dict[str, Any]]:

@@ -324,10 +324,8 @@ class CatalogRows(CatalogColumns):
                 "missing": ArrayParts.from_array(missing),
             }
             arrays |= {f"{name}_{part}": array for part, array in of_text.items()}
-        for name, score in self.scores.items():
-            if not np.isnan(score).all():
-                arrays[SCORE + name] = ArrayParts.from_array(score)
-        return digests.digest_parts(arrays)
+        told = {SCORE + name: score for name, score in self.scores.items() if not np.isnan(score).all()}
+        return digests.digest_parts(arrays | {name: ArrayParts.from_array(score) for name, score in told.items()})
 
     def _text_chunks(self, name: str) -> Iterator[Any]:
         if self._kept is not None:
