@@ -249,15 +249,36 @@ def test_a_mirror_without_its_index_is_not_begun_anew(tmp_path: Path, mirrored: 
     shutil.rmtree(mirrored.path)
     index = tmp_path / "mirror" / "mirror.json"
     run = RunFolder(tmp_path / "run")
-    for text in ("", None):
+    for text, code in (("", "mirror-index-damaged"), (None, "mirror-would-be-overwritten")):
         index.unlink() if text is None else index.write_text(text, encoding="utf-8")
-        with refused("mirror-would-be-overwritten", "checkpoints.mirror.url") as caught:
+        with refused(code, "checkpoints.mirror.url") as caught:
             fetch(tmp_path / "mirror", run)
         assert f"copy all of it to {run.path}" in caught.value.remedy
         assert not run.path.exists()
     shutil.copytree(tmp_path / "mirror", run.path)
     assert fetch(tmp_path / "another", run)[0] is None
     assert steps(run) == [100, 200, 300]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_run_that_needs_nothing_of_a_mirror_without_its_index_trains_on(
+    tmp_path: Path, mirrored: RunFolder, is_lost: bool
+) -> None:
+    """The mirror stays as it is, and what is told, word by word, begins another one there."""
+    place = tmp_path / "mirror"
+    index = place / "mirror.json"
+    index.unlink() if is_lost else index.write_bytes(b"X" + index.read_bytes()[1:])
+    before = one_save.listing(place)
+    step, said = fetch(place, mirrored)
+    assert step is None
+    assert ["so nothing is copied; move all that is at its address away" in line for line in said] == [True]
+    assert copy(mirrored, place_at(place), 300).kinds() == ["unmirrored"]
+    assert one_save.listing(place) == before
+    place.rename(tmp_path / "moved away")
+    assert fetch(place, mirrored) == (None, [])
+    assert "mirrored" in copy(mirrored, place_at(place), 300).kinds()
+    with refused("mirror-of-another-run", "checkpoints.mirror.url"):
+        fetch(place, new_run(tmp_path / "another", 100))
 
 
 def test_a_mirror_that_lost_run_json_brings_back_the_same_run(tmp_path: Path, mirrored: RunFolder) -> None:

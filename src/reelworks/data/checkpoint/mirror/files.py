@@ -19,7 +19,7 @@ from reelworks.core import files
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError, first_few
 from reelworks.data.checkpoint import manifest, names
-from reelworks.data.checkpoint.mirror.remote import CHECKPOINTS, MirrorError, RemoteFilesystem
+from reelworks.data.checkpoint.mirror.remote import CHECKPOINTS, MirrorAway, MirrorError, RemoteFilesystem
 from reelworks.data.run.folder import RunFolder, RunInfo
 
 INDEX = "mirror.json"
@@ -64,13 +64,20 @@ def own_index(place: RemoteFilesystem, run: RunFolder) -> MirrorIndex | None:
     try:
         index = MirrorIndex.model_validate_json(data or b"")
     except ValidationError as error:
-        problem = f"other files are at this address, which a mirror would replace or delete: {first_few(others)}"
+        keeps = f"if this is its mirror, copy all of it to {run.path} before, to go on from it"
+        if data is not None or (run.exists and place.read("run.json") == run.info_file.read_bytes()):
+            raise MirrorAway(
+                f"the mirror's {INDEX} is damaged, lost, or of another version of Reelworks, so nothing is copied; move all that "
+                "is at its address away, and the run begins another mirror there",
+                code="mirror-index-damaged",
+                url=place.url,
+                remedy=f"set an address that only this run uses; {keeps}",
+            ) from error
         raise MirrorError(
-            problem if data is None else f"the mirror's {INDEX} is damaged, or of another version of Reelworks",
+            f"other files are at this address, which a mirror would replace or delete: {first_few(others)}",
             code="mirror-would-be-overwritten",
             url=place.url,
-            remedy="set an address that only this run uses; if this is its mirror, copy all of it to "
-            f"{run.path} before, to go on from it",
+            remedy=f"set an address that only this run uses; {keeps}",
         ) from error
     _require_same_run(place, run, index)
     return index

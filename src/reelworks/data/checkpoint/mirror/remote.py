@@ -38,7 +38,7 @@ class MirrorError(UserError):
 
 
 class MirrorAway(MirrorError):  # noqa: N818
-    """The storage does not answer, which says nothing about the files in it."""
+    """The storage does not answer, or not with what says whose files are in it; only who needs them has to wait."""
 
 
 class RemoteFilesystem:
@@ -61,12 +61,13 @@ class RemoteFilesystem:
         try:
             fs, root = url_to_fs(config.url, **config.options, **({"auto_mkdir": True} if is_folder else {}))
         except ImportError as error:
-            is_s3 = protocol in ("s3", "s3a")
             raise MirrorError(
                 f"addresses of this kind need a library that is not installed ({error})",
                 code="mirror-library-missing",
                 url=config.url,
-                remedy="pip install 'reelworks[s3]'" if is_s3 else "install the library that the message names",
+                remedy="pip install 'reelworks[s3]'"
+                if protocol in ("s3", "s3a")
+                else "install the library that the message names",
             ) from error
         except (ValueError, TypeError) as error:
             raise MirrorError(
