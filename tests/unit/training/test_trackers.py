@@ -122,3 +122,30 @@ def test_a_tracker_of_ones_own_is_named_by_recipes_and_gets_what_a_run_logs(tmp_
     for each in trackers.start(RunFolder(tmp_path), plain, 0):
         each.close(failed=False)
     assert len(made) == 1
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "/home/alice/secret/{}",
+        "~/secret/{}",
+        "../secret/{}/",
+        r"C:\Users\alice\{}",
+        r"\\secret\alice\{}",
+        "s3://alice:secret@bucket/{}",
+        "https://secret.example/alice/{}?sig=secret#alice",
+        "zip://secret/alice::https://secret.example/{}?sig=secret",
+    ],
+)
+def test_trackers_get_the_recipe_without_folders_hosts_and_secrets(tmp_path: Path, place: str) -> None:
+    """Of a place its last name is left, by which runs can be compared; words with a slash are no place."""
+    mirror = {"url": "s3://secret/run", "options": {"endpoint_url": "https://secret.example"}}
+    values = tiny_recipe.values(str(tmp_path), str(tmp_path)) | {"checkpoints": {"every_steps": 7, "mirror": mirror}}
+    parsed = recipe_file.parse(values | {"samples": {"prompts": ["a cat and/or a dog"]}})
+    parsed = parsed.model_copy(update={"output": place.format("out"), "exclude_file": place.format("left.txt")})
+    said = trackers.config_of(parsed)
+    assert (said["output"], said["exclude_file"]) == ("out", "left.txt")
+    assert not any(word in str(said) for word in ("alice", "secret", str(tmp_path.parent)))
+    assert said["dataset"][0]["path"] == tmp_path.name
+    assert said["checkpoints"]["every_steps"] == 7
+    assert said["samples"]["prompts"] == ["a cat and/or a dog"]

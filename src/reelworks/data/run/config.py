@@ -41,8 +41,8 @@ class LoggingConfig(Config):
     """`[logging]`: trackers beside TensorBoard, which get the same curves, the previews and the recipe.
 
     Attributes:
-        trackers: Weights & Biases and Trackio (extras `wandb`, `trackio`), which get the recipe too; training goes on if
-            one fails.
+        trackers: Weights & Biases and Trackio (extras `wandb`, `trackio`), which get the recipe too, with the last names of
+            its folders and addresses; training goes on if one fails.
         project: Project of the trackers.
         name: Name of the run there; default: that of the run folder.
         entity: User or team of Weights & Biases.

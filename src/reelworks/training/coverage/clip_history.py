@@ -141,8 +141,7 @@ def _read_again(run: RunFolder, epoch: Epoch, segments: dict[int, _Segment | Los
 def _lost(epoch: Epoch, number: int, why: RecordError) -> Lost:
     steps = epoch.steps.get(number, [])
     failed = sum(len(epoch.first_failures(s.step)) for s in steps)
-    trained = sum(s.clips for s in steps if s.applied)
-    return Lost(number, str(why), len(steps), trained, failed)
+    return Lost(number, str(why), len(steps), sum(s.clips for s in steps if s.applied), failed)
 
 
 class _SeenRows:

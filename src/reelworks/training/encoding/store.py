@@ -346,8 +346,7 @@ class EncodedStore:
             sizes = np.array([len(table) for table in tables], dtype=np.int64)
             self._first = np.cumsum(sizes) - sizes
             self._places = [(table, int(at), name) for table, at, name in zip(tables, self._first, names, strict=True)]
-            keys = [key for table in tables for key in table.column("key").to_pylist()]
-            words = key_words(keys)
+            words = key_words([key for table in tables for key in table.column("key").to_pylist()])
             # Stable, so that the last of several entries of one key is the last of its run.
             self._position = np.lexsort((words[:, 1], words[:, 0]))
             self._words = words[self._position]

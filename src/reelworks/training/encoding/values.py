@@ -85,8 +85,7 @@ def unpack(packed: Tensor) -> TextEmbedding:
 
 def is_finite(kind: str, value: Tensor) -> bool:
     """Return whether a stored value has no infinities and no NaN."""
-    parts = unpack(value) if kind == TEXT else (value,)
-    return all(bool(part.isfinite().all()) for part in parts)
+    return all(bool(part.isfinite().all()) for part in (unpack(value) if kind == TEXT else (value,)))
 
 
 def value_shape(encoder: FrozenEncoders, name: str, shape: Shape) -> tuple[int, ...]:

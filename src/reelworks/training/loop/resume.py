@@ -41,8 +41,7 @@ from reelworks.training.step.spikes import SpikeDetector
 
 def set_threads(recipe: Recipe) -> int:
     """Set the number of CPU threads and return it; a bit-equal resume needs the same, as sums depend on it."""
-    local_ranks = launcher.number("LOCAL_WORLD_SIZE")
-    threads = recipe.train.threads or machine.threads(local_ranks)
+    threads = recipe.train.threads or machine.threads(launcher.number("LOCAL_WORLD_SIZE"))
     torch.set_num_threads(threads)
     return threads
 

@@ -106,8 +106,7 @@ def find(recipe: Recipe, step: int | None, world: World, ended: str = "") -> Sta
 
 def _require_order(recipe: Recipe, index: int, step: int) -> None:
     """Refuse a stage behind the present one that was trained before it, and warn of one before it that was not. Collective."""
-    file = RunFolder(Path(recipe.output)).events_file
-    begun = collectives.on_first(lambda: _begun_before(file, step))
+    begun = collectives.on_first(lambda: _begun_before(RunFolder(Path(recipe.output)).events_file, step))
     present, names = recipe.stage[index].name, [stage.name for stage in recipe.stage]
     if again := [name for name in names[index + 1 :] if name in begun]:
         raise UserError(

@@ -159,8 +159,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif not func.is_view and func not in _WITHOUT_KERNEL:
             tensors = _tensors((args, kwargs, result))  # of which expanded ones have fewer bytes in memory than values
             moved = sum(min(each.nbytes, each.untyped_storage().nbytes()) for each in tensors)
-            waits = flops < step_time.LEAST_INTENSITY * moved
-            self._asks(*((0, moved) if waits else (flops, 0)))
+            self._asks(*((0, moved) if flops < step_time.LEAST_INTENSITY * moved else (flops, 0)))
         for tensor in result if isinstance(result, list | tuple) else (result,):
             if isinstance(tensor, Tensor):
                 self.follow(tensor)

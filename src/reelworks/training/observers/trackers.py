@@ -11,6 +11,7 @@ import importlib.util
 import io
 import math
 import os
+import re
 import socket
 import threading
 import time
@@ -36,6 +37,8 @@ _RETRY_SECONDS = 10.0  # after a write that failed
 _MOST_WAITING = 100_000  # records that wait for a disk, of some hundred bytes each
 # wandb would add the machine's name, the command line, paths of programs, packages, and a git repository's commit and address.
 _NO_FINDS = {"disable_git": True, "disable_code": True, "x_disable_meta": True, "x_save_requirements": False}
+_PLACE = re.compile(r"(~|\.{0,2}[/\\]|[A-Za-z]:[/\\]).*|.*://.*", re.DOTALL)
+_AROUND = re.compile(r"^[\w+.-]+://[^/]*|[?#].*")  # host and signature of an address
 _CLOSE_SECONDS = 60.0  # for what is not uploaded yet at the end
 
 
@@ -127,7 +130,7 @@ class Wandb:
             "id": run.info().id,
             "dir": str(run.path),
             "tags": config.tags or None,
-            "config": recipe.model_dump(mode="json"),
+            "config": config_of(recipe),
             "allow_val_change": True,  # a resumed run may have another recipe
             # The progress on the terminal stays as it is.
             "settings": self._wandb.Settings(console="off", silent=True, host="", **_NO_FINDS),
@@ -177,8 +180,7 @@ class Trackio:
         config = recipe.logging
         # It knows a run by its name, which another run folder may have too.
         name = f"{config.name or run.path.name}-{run.info().id[:6]}"
-        values = recipe.model_dump(mode="json")
-        self._run = self._trackio.init(config.project, name=name, config=values, resume="allow", embed=False)
+        self._run = self._trackio.init(config.project, name=name, config=config_of(recipe), resume="allow", embed=False)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Add values to curves."""
@@ -237,6 +239,25 @@ class Guarded:
             return None
 
 
+def config_of(recipe: Recipe) -> dict[str, Any]:
+    """Return what trackers get of a recipe: of places their last name, as the others are those of people, machines and secrets.
+
+    The mirror and tables of annexes are left out.
+    """
+    whole = recipe.model_dump(mode="json", exclude={"annex": True, "checkpoints": {"mirror"}})
+    return {key: _without_places(value) for key, value in whole.items()}
+
+
+def _without_places(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_places(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_places(each) for each in value]
+    if not isinstance(value, str) or not _PLACE.fullmatch(value):
+        return value
+    return re.split(r"[/\\]", _AROUND.sub("", value.rpartition("::")[2]).rstrip("/\\"))[-1]
+
+
 _TRACKERS: dict[str, Callable[[RunFolder, Recipe], Tracker]] = {"wandb": Wandb, "trackio": Trackio}
 
 
@@ -255,10 +276,9 @@ def register(name: str, tracker: Callable[[RunFolder, Recipe], Tracker]) -> None
 
 def start(run: RunFolder, recipe: Recipe, first_step: int) -> list[Tracker]:
     """Start TensorBoard and a recipe's trackers."""
-    started: list[Tracker] = [Guarded("TensorBoard", lambda: TensorBoard(run.tensorboard_folder, first_step))]
-    for name in dict.fromkeys(recipe.logging.trackers):
-        started.append(Guarded(name, partial((_TRACKERS | ADDED_TRACKERS)[name], run, recipe)))
-    return started
+    makers = _TRACKERS | ADDED_TRACKERS
+    added = [Guarded(name, partial(makers[name], run, recipe)) for name in dict.fromkeys(recipe.logging.trackers)]
+    return [Guarded("TensorBoard", lambda: TensorBoard(run.tensorboard_folder, first_step)), *added]
 
 
 def require_installed(config: LoggingConfig) -> None:

@@ -208,9 +208,7 @@ def merged(values: Values, stage: StageConfig) -> Values:
         result["buckets"] = {key: value for key, value in buckets.items() if key not in _OTHER_ENTRIES}
     if stage.buckets and "opensora" in stage.buckets:
         result.pop("bucket", None)
-    for key in LISTS:
-        if getattr(stage, key) is not None:
-            result[key] = getattr(stage, key)
+    result |= {key: value for key in LISTS if (value := getattr(stage, key)) is not None}
     for key in _TABLES:
         own, table = getattr(stage, key), as_table(result.get(key, {}))
         if own is not None and isinstance(table, dict):

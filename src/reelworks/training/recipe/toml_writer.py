@@ -34,10 +34,8 @@ def write(title: str, lines: Iterable[Line]) -> str:
 
 def tables(lines: Iterable[Line]) -> str:
     """Return the tables of some lines as TOML."""
-    parts = []
-    for (table, _), keys in groupby(lines, key=lambda line: (line.table, line.number)):
-        parts.append("\n".join([table] * bool(table) + [str(key) for key in keys]))
-    return "\n\n".join(parts)
+    grouped = groupby(lines, key=lambda line: (line.table, line.number))
+    return "\n\n".join("\n".join([table] * bool(table) + [str(key) for key in keys]) for (table, _), keys in grouped)
 
 
 def lines_of(values: Mapping[str, Any], known: Sequence[Line], why: str) -> list[Line]:
