@@ -10,8 +10,10 @@ from typing import Any
 
 import children
 import numpy as np
+import one_save
 import pytest
 import tomli_w
+from refused import refused
 
 from reelworks.core.errors import UserError
 from reelworks.core.words import of_recipe
@@ -61,6 +63,23 @@ def test_a_checkpoint_has_the_loss_that_training_measured(tiny: Any, tmp_path: P
 
 
 @pytest.mark.slow
+def test_footage_that_lies_elsewhere_by_now_is_measured_where_it_is(tiny: Any, tmp_path: Path, footage: Path) -> None:
+    """As on another machine: the same clips are held out, and have the loss that training measured; the run stays as it is."""
+    shutil.copytree(footage, tmp_path / "before" / footage.name)
+    recipe = tiny(dataset=[{"path": str(tmp_path / "before" / footage.name)}], train={"max_steps": 2})
+    assert children.train(recipe) == [0], children.output(recipe)
+    run = RunFolder(tmp_path / "run")
+    (_, told) = events.timeline(run.events_file, "validation")
+    (tmp_path / "before").rename(tmp_path / "now")
+    before = one_save.listing(run.path / "catalog")
+    with refused("no-clip-to-evaluate", says="none of the") as caught:
+        measured(run.path)
+    assert "--set dataset.0.path=FOLDER" in caught.value.remedy
+    found = measured(run.path, overrides=(f"dataset.0.path={tmp_path / 'now' / footage.name}",))
+    assert (found.validation.loss, found.validation.measured_on) == (told["loss"], told["measured_on"])
+    assert one_save.listing(run.path / "catalog") == before
+
+
 def test_a_held_out_clip_that_cannot_be_read_is_told_once(tiny: Any, tmp_path: Path) -> None:
     """And not at each validation; a loss without it is compared with the one before, that lacks it too."""
     run, _, recipe = trained(tiny, tmp_path)

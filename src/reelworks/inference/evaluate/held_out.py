@@ -61,7 +61,8 @@ class EvaluatedModel:
     def locate(cls, request: EvalRequest) -> EvaluatedModel:
         """Find what a request names: a run (its newest checkpoint, its best one, or that of a step), a checkpoint, a recipe.
 
-        With `data_path`, all clips of that folder or list are measured in place of the recipe's held-out ones.
+        With `data_path`, all clips of that folder or list are measured in place of the recipe's held-out ones. Footage that lies
+        elsewhere by now, as an override says, has a catalog of its own: the run's has the place where it was.
         """
         assert request.source is not None
         run, step = None, 0
@@ -72,9 +73,11 @@ class EvaluatedModel:
             run, step = chosen_checkpoint.locate(request.source, step=request.step, best=request.best)
             weights = "model" if request.raw_weights else "ema"
             recipe = recipe_file.of_run(run, step, request.overrides)
-        if request.data_path is not None:  # its catalog is not the run's
-            update = {} if run is None else {"catalog": str(run.evaluations_folder / "catalog")}
-            recipe = recipe_file.on_footage(recipe, request.data_path).model_copy(update=update)
+        if request.data_path is not None:
+            recipe = recipe_file.on_footage(recipe, request.data_path)
+        differ = run is not None and dataset.sources(recipe) != dataset.sources(recipe_file.of_run(run, step))
+        if run is not None and (differ or request.data_path is not None):
+            recipe = recipe.model_copy(update={"catalog": str(run.evaluations_folder / "catalog")})
         return cls(
             measuring(recipe, request), None if run is None else run.path, step, weights, request.data_path is None
         )
@@ -86,7 +89,7 @@ class EvaluatedModel:
 
     def data(self, on_scan: Callable[[ScanProgress], None] | None = None) -> RecipeData:
         """Open the clips; a run's catalog is taken as it is, others are brought up to date."""
-        if self.run is None or not self.held_out:
+        if self.run is None or self.recipe.catalog == str(RunFolder(self.run).evaluations_folder / "catalog"):
             dataset.scan_recipe(self.recipe, on_scan)
         data = RecipeData.open(self.recipe)
         if not self.held_out:
@@ -208,7 +211,7 @@ def evaluate(
             code="no-clip-to-evaluate",
             field="dataset",
             value=recipe.dataset[0].path,
-            remedy="check that the files are there; `reelworks scan` says why they cannot be read",
+            remedy="check that the files are there, or name the folder where they are now: --set dataset.0.path=FOLDER",
         )
     left_out = {} if source.held_out else _left_out(data)
     return Evaluation(source, recipe.validation_timesteps, len(clips), digest_of(data, clips), result, left_out)

@@ -68,8 +68,7 @@ class Ssim:
         reference = _reference(clip)
         if min(clip.frames.shape[1:3]) < _WINDOW:
             raise Skip(f"it is smaller than a window of {_WINDOW} × {_WINDOW} pixels")
-        values = [self._frame(*pair) for pair in zip(clip.frames, reference, strict=True)]
-        return float(np.mean(values))
+        return float(np.mean([self._frame(*pair) for pair in zip(clip.frames, reference, strict=True)]))
 
     def _frame(self, a_HW3: NDArray[np.uint8], b_HW3: NDArray[np.uint8]) -> float:
         a, b = (torch.from_numpy(x.copy()).to(self._device).double().movedim(-1, 0) for x in (a_HW3, b_HW3))

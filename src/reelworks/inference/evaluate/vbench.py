@@ -17,8 +17,7 @@ def results(path: Path) -> list[MetricResult]:
         UserError: The file cannot be read, or is not such a file.
     """
     try:
-        value = user_files.read_json(path)
-        return [_dimension(name, *result[:2]) for name, result in value.items()]
+        return [_dimension(name, *result[:2]) for name, result in user_files.read_json(path).items()]
     except (OSError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
         raise UserError(
             f"this is no result of VBench ({type(error).__name__}: {error})",

@@ -217,8 +217,7 @@ def _descending(value: F64 | Integers, count: int) -> I64:
     if count < len(value):
         parts = (value[where] for where in blocks.slices(len(value)))
         largest = [np.partition(part, -count)[-count:] if count < len(part) else part for part in parts]
-        least = np.partition(np.concatenate(largest), -count)[-count]
-        candidates = np.flatnonzero(value >= least)
+        candidates = np.flatnonzero(value >= np.partition(np.concatenate(largest), -count)[-count])
     else:
         candidates = np.arange(len(value))
     candidates = candidates[value[candidates] > _ROUNDING]

@@ -20,6 +20,7 @@ from reelworks.data.buckets import propose, table
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.buckets.propose import Suggestion
 from reelworks.data.buckets.table import BucketTable
+from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.scan.scan import ScanProgress, ScanResult, scan_sources
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.loader import duplicates, required_columns
@@ -225,6 +226,11 @@ def _stored_entries(recipe: Recipe) -> tuple[Suggestion, ...] | None:
     )
 
 
+def sources(recipe: Recipe) -> list[Source]:
+    """Return the folders and lists of a recipe's clips, and of what belongs to them."""
+    return [d.place for d in recipe.dataset] + companion_sources(recipe.dataset)
+
+
 def scan_recipe(
     recipe: Recipe, on_progress: Callable[[ScanProgress], None] | None = None, engine: str = "local"
 ) -> ScanResult:
@@ -234,9 +240,8 @@ def scan_recipe(
     and that were not.
     """
     trust.require(recipe.data.measures, MEASURES)
-    sources = [d.place for d in recipe.dataset] + companion_sources(recipe.dataset)
     folder = Path(recipe.catalog_folder)
-    scanned = scan_sources(sources, folder, on_progress=on_progress, engine=engine)
+    scanned = scan_sources(sources(recipe), folder, on_progress=on_progress, engine=engine)
     for note in scanned.notes:
         _tell(note)
     if not recipe.data.measures:
