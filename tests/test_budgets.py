@@ -26,10 +26,10 @@ class Part(NamedTuple):
 
 PARTS = {
     # What a loop of one's own needs.
-    "core": Part(("core",), 2_652, 1_600),
-    "data": Part(("data",), 16_125, 12_400),
+    "core": Part(("core",), 2_649, 1_600),
+    "data": Part(("data",), 16_126, 12_400),
     # What a training needs beside it.
-    "models": Part(("models",), 11_015, 8_600),
+    "models": Part(("models",), 11_013, 8_600),
     "training": Part(("training",), 12_569, 9_700),
     "inference": Part(("inference",), 2_675, 2_400),
     "commands": Part(("commands",), 1_522, 1_200),
@@ -39,11 +39,11 @@ PARTS = {
     # What comes after a training, or stands beside it.
     "adapter files": Part(("annexes/lora",), 1_983, 1_450),
     "doctor": Part(("annexes/doctor",), 206, 170),
-    "captions": Part(("annexes/captions",), 1_701, 1_350),
+    "captions": Part(("annexes/captions",), 1_698, 1_350),
     "cluster": Part(("annexes/cluster",), 163, 160),
     "quality": Part(("annexes/quality",), 2_120, 1_950),
     "learning": Part(("annexes/learning",), 870, 700),
-    "hub": Part(("annexes/hub",), 660, 580),
+    "hub": Part(("annexes/hub",), 659, 580),
     "imports": Part(("annexes/imports",), 6_447, 4_850),
     "page": Part(("annexes/page",), 2_948, 2_700),
 }
