@@ -1,4 +1,4 @@
-"""A bad checkpoint is found, passed over with its reason, and set aside only once a good one is found."""
+"""A bad checkpoint is found, passed over with its reason, and set aside only once a good one is loaded."""
 
 import errno
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from checkpoint_helpers import write_plain
 from refused import refused
 
 from reelworks.core import digests, retry
+from reelworks.data.checkpoint import load
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.checkpoint.manifest import BadCheckpoint
 from reelworks.data.checkpoint.verify import named, newest_valid, verify
@@ -76,10 +77,33 @@ def test_the_newest_good_one_is_found(store: CheckpointFolder) -> None:
         (300, f"{DATA} has 100 bytes instead of 200"),
         (200, "cursor.json has changed since it was written"),
     ]
-    assert store.steps() == [50, 100]
-    assert len(list(store.root.glob(".bad-step-*"))) == 2
-    assert [e["reason"] for e in store.history()] == [reason for _, reason in skipped]
-    assert newest_valid(store, full=True) == (info, [])
+    assert store.steps() == [50, 100, 200, 300]
+
+
+@pytest.mark.parametrize("good", [[], [100], [300], [500], [200, 400]])
+def test_bad_ones_are_set_aside_once_a_good_one_is_loaded(store: CheckpointFolder, good: list[int]) -> None:
+    """Where none is good, the storage or the memory may be at fault, and all stay; of others the newest three stay."""
+    steps = [*store.steps(), 400, 500]
+    for step in steps[3:]:
+        write_plain(store, step)
+    for step in {*steps} - {*good}:
+        flip(store.path(step) / DATA)
+
+    def newest() -> int:
+        found = load.load_newest(store, lambda info: verify(info.path, full=True), quarantine=True)
+        assert found is not None
+        return found[0].step
+
+    if good:
+        assert newest() == max(good) == newest()
+    else:
+        with refused("no-good-checkpoint", "checkpoints"):
+            newest()
+    bad = [step for step in steps if good and step > max(good)]
+    assert store.steps() == [step for step in steps if step not in bad]
+    aside = sorted(path.name for path in store.root.glob(".bad-*"))
+    assert [int(name.split("-")[2]) for name in aside] == bad[-3:]
+    assert all(entry["reason"] == f"{DATA} has changed since it was written" for entry in store.history())
 
 
 def test_all_bad_is_an_error_that_moves_nothing(store: CheckpointFolder) -> None:

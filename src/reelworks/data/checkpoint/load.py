@@ -88,8 +88,9 @@ def load_newest(
 ) -> tuple[CheckpointInfo, T] | None:
     """Load the newest checkpoint of a store that proves good while it is read, by `attempt`. Collective.
 
-    A bad one is passed over with a warning, and with `quarantine` set aside, which only the store's writer may do; unless
-    `repair`, which is called once for a step on the first rank, tells that it has put a good copy in its place.
+    A bad one is passed over with a warning, unless `repair`, which is called once for a step on the first rank, tells that
+    it has put a good copy in its place. With `quarantine`, which only the store's writer may give, the bad ones are set
+    aside once a good one is loaded: before, it may be the storage or the memory that fails, and all may be good.
 
     Returns:
         The checkpoint and the result of `attempt`; None for an empty store.
@@ -100,7 +101,7 @@ def load_newest(
     bad: dict[int, str] = {}
     reported, repaired = set[int](), set[int]()
     while True:
-        found = collectives.on_first(lambda: verify.newest_valid(store, full=False, bad=bad, quarantine=quarantine))
+        found = collectives.on_first(lambda: verify.newest_valid(store, full=False, bad=bad))
         if found is None:
             return None
         info, skipped = found
@@ -118,6 +119,8 @@ def load_newest(
                 bad[info.step] = error.reason
             repaired.add(info.step)
             continue  # with another one, or with what has replaced it since
+        for each in reversed(skipped) if quarantine else ():  # the newest last, since few are kept
+            collectives.on_first(partial(store.quarantine, *each))
         return info, result
 
 

@@ -31,7 +31,7 @@ def locate(source: Path) -> tuple[RunFolder, int]:
     if checkpoint is not None:
         step = checkpoint.name.removeprefix("step-")
         return run, verify.named(store, int(step) if step.isdecimal() else -1, full=False).step
-    found = verify.newest_valid(store, full=False, quarantine=False)
+    found = verify.newest_valid(store, full=False)
     if found is None:
         raise UserError(
             "the run has no checkpoint yet",

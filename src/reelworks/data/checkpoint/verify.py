@@ -97,12 +97,11 @@ def too_new(error: NewerFormat, checkpoint: str) -> UserError:
 
 
 def newest_valid(
-    store: CheckpointFolder, full: bool, *, bad: Mapping[int, str] = MappingProxyType({}), quarantine: bool = True
+    store: CheckpointFolder, full: bool, *, bad: Mapping[int, str] = MappingProxyType({})
 ) -> tuple[CheckpointInfo, Skipped] | None:
     """Return the newest valid checkpoint. In a distributed run, call it on rank 0 and broadcast the result.
 
-    Bad checkpoints are skipped, and with `quarantine` set aside once a good one is found; `bad` are known to be bad, with
-    the reasons.
+    Bad checkpoints are skipped; `bad` are known to be bad, with the reasons.
 
     Returns:
         The checkpoint and the `(step, reason)` of each newer one that was bad, newest first; None for an empty store.
@@ -120,12 +119,10 @@ def newest_valid(
             info = _verified(store, step, full)
         except BadCheckpoint as error:
             if save_id(store.path(step)) != save:  # another process has replaced it since
-                return newest_valid(store, full, bad=bad, quarantine=quarantine)
+                return newest_valid(store, full, bad=bad)
             if store.path(step).exists():  # another process may have deleted it since
                 skipped.append((step, error.reason))
             continue
-        for bad_step, reason in skipped if quarantine else ():
-            store.quarantine(bad_step, reason)
         return info, skipped
     if skipped:
         reasons = "".join(f"\n    step {step}: {reason}" for step, reason in skipped)

@@ -365,7 +365,7 @@ def _choose_step(folder: RunFolder, resume: str) -> int | None:
             )
         return verify.named(store, int(resume), full=False).step
     # Loading verifies the content, and tells and sets aside those that are skipped.
-    found = verify.newest_valid(store, full=False, quarantine=False)
+    found = verify.newest_valid(store, full=False)
     if found is None and (saved := events.timeline(folder.events_file, "checkpoint")):
         raise UserError(
             f"the run saved step {saved[-1]['step']}, and there is no checkpoint in its folder",
