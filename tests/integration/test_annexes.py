@@ -23,6 +23,7 @@ from reelworks.commands.main import app
 from reelworks.core import annexes, executors
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run.folder import RunFolder
+from reelworks.inference.previews import previews
 from reelworks.reports import html
 from reelworks.training.observers import observer
 from reelworks.training.recipe import recipe_file
@@ -69,9 +70,11 @@ def test_its_command_is_one_of_the_command_line() -> None:
 @pytest.mark.usefixtures("bicycle")
 @pytest.mark.slow
 def test_its_observer_sees_trainings(tiny: Any, tmp_path: Path) -> None:
-    values = tiny(train={"max_steps": 2}, validation={"split": 0.0}, annex={"bicycle": {"turns_per_clip": 0.5}})
-    rw.train(recipe_file.parse(values))
-    metrics = CheckpointFolder(tmp_path / "run" / "checkpoints").info(2).metrics
+    best = {"every_steps": 1, "keep_last": 1, "keep_best": {"metric": "bicycle/turns", "mode": "min"}}
+    table = {"bicycle": {"turns_per_clip": 0.5}}
+    rw.train(recipe_file.parse(tiny(train={"max_steps": 3}, validation={"split": 0.0}, annex=table, checkpoints=best)))
+    assert CheckpointFolder(tmp_path / "run" / "checkpoints").steps() == [1, 3]
+    metrics = CheckpointFolder(tmp_path / "run" / "checkpoints").info(3).metrics
     kept = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text(encoding="utf-8"))
     assert metrics["bicycle/turns"] > 0
     assert kept["annex"] == {"bicycle": {"turns_per_clip": 0.5}}
@@ -89,6 +92,14 @@ def test_what_its_observer_keeps_goes_on_with_a_training_and_is_told_in_the_repo
     report = html.write(RunFolder(tmp_path / "resumed")).read_text(encoding="utf-8")
     assert f"<p>{turns[1]['bicycle/turns']:.0f} turns</p>" in report
     assert '<a href="#wheels">Wheels</a>' in report
+
+
+@pytest.mark.usefixtures("bicycle")
+def test_its_metrics_are_those_of_its_name(tiny: Any) -> None:
+    for metric in ("bicycle/turns", "0.5 * bicycle/turns - 1 * validation/loss"):
+        previews.require_measured(recipe_file.parse(tiny(checkpoints={"keep_best": {"metric": metric}})))
+    with refused("metric-not-measured", "checkpoints.keep_best.metric", says="tricycle/turns is not measured"):
+        previews.require_measured(recipe_file.parse(tiny(checkpoints={"keep_best": {"metric": "tricycle/turns"}})))
 
 
 @pytest.mark.usefixtures("bicycle")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from reelworks.core import units
+from reelworks.core import annexes, units
 from reelworks.core.errors import UserError, nearest
 from reelworks.core.log import logger
 from reelworks.data.checkpoint import mixture
@@ -42,7 +42,8 @@ def require_measured(recipe: Recipe) -> None:
     """Refuse a metric of keep_best that this training does not measure; warn of one of `eval` whose name is not known.
 
     Raises:
-        UserError: The metric is neither the validation loss nor one of samples.metrics, nor one that is recorded afterwards.
+        UserError: The metric is neither the validation loss nor one of samples.metrics, nor one that is recorded afterwards,
+            nor named after the annex of another package, whose observers tell their metrics while they train.
     """
     mirror = recipe.checkpoints.mirror
     best = {"checkpoints.mirror": None if mirror is None else mirror.keep_best}
@@ -52,7 +53,7 @@ def require_measured(recipe: Recipe) -> None:
     known = ["validation/loss", *(f"samples/{kind.name}" for kind in kinds)]
     recorded = ["eval/loss", *(f"eval/{name}" for name in registry.names())]
     for name, place in wanted.items():
-        if name in known or name in recorded or name.startswith("vbench/"):
+        if name in known or name in recorded or name.partition("/")[0] in {"vbench", *annexes.from_outside()}:
             continue
         if name.startswith("eval/"):
             guess = nearest(name, recorded)
