@@ -213,7 +213,7 @@ def test_a_touched_clip_is_the_same_clip(training: Training) -> None:
     training.step()
     os.utime(training.folder / "00.png", (1, 1))
     said = training.resume(training.save())
-    assert said[0] == "catalog: the same clips; their order, their measures or their companions changed"
+    assert said[0] == "catalog: the same clips; their place, their order, their measures or their companions changed"
     training.check_end()
 
 

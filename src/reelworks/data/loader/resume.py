@@ -245,7 +245,7 @@ def _difference(
     if cursor.catalog != data.digest:
         changes = f"{identity.added} clips added, {identity.removed} removed, {identity.edited} changed"
         if not (identity.added or identity.removed or identity.edited or identity.renamed):
-            changes = "the same clips; their order, their measures or their companions changed"
+            changes = "the same clips; their place, their order, their measures or their companions changed"
         lines = [f"catalog: {changes}", *identity.lines(data.spec.data.renamed_clips)]
         lines += _other_sides(data, former, identity)
     if cursor.spec != spec.digest():
