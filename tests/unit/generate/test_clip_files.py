@@ -94,6 +94,17 @@ def test_clips_of_a_file_of_prompts_differ_by_their_seeds_and_stay_if_they_are_t
     assert (folder / "a-1.mp4").read_bytes() == b"of before"
 
 
+def test_a_size_that_is_not_known_is_told(run: RunFolder, tmp_path: Path) -> None:
+    """Without its plan, a run does not tell what it was trained at."""
+    notes: dict[int, list[str]] = {}
+    for given in range(3):
+        size = {"num_inference_steps": 1} | dict([("height", 16), ("width", 24)][:given])
+        request = GenerateRequest(source=run.path, output=tmp_path / "made.png", prompts=("a",), **size)
+        clip_files.generate(request, notes.setdefault(given, []).append)
+    told = "the run's plan/ is gone, and with it the size that was trained: give --height and --width"
+    assert notes == {0: [told], 1: [told], 2: []}
+
+
 def test_what_is_told_of_joined_clips_is_their_whole_length(run: RunFolder, tmp_path: Path) -> None:
     request = GenerateRequest(
         source=run.path, output=tmp_path / "a.mp4", prompts=("a",), num_frames=4, loop=2, condition_frames=1, **SIZES

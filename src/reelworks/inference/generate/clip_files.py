@@ -90,6 +90,8 @@ def generate(
     planned = plan_report.read_summary(run, step)
     usual = defaults.shape(planned, recipe, picture=picture)
     shape = Shape(request.num_frames or usual.num_frames, request.height or usual.height, request.width or usual.width)
+    if planned is None and None in (request.height, request.width):
+        on_note("the run's plan/ is gone, and with it the size that was trained: give --height and --width")
     for path in [path for job in jobs for path in job.paths]:
         writers.check(path, shape.num_frames * request.loop)
         writers.require_place(path)

@@ -62,10 +62,8 @@ def shape(summary: PlanSummary | None, recipe: Recipe, *, picture: bool) -> Shap
     For a picture, the shape has one frame, and is that of a bucket of one frame if there are any. The recipe and the plan
     are those of the step that generates: a later start may have others.
     """
-    tokens = [
-        (Shape(b.num_frames, b.height, b.width), b.clips * b.tokens_per_clip)
-        for b in (summary.buckets if summary else ())
-    ]
+    buckets = summary.buckets if summary else ()
+    tokens = [(Shape(b.num_frames, b.height, b.width), b.clips * b.tokens_per_clip) for b in buckets]
     return _most_trained(tokens, recipe, picture=picture)
 
 
@@ -77,9 +75,8 @@ def shape_of(data: RecipeData, *, picture: bool) -> Shape:
 
 
 def _most_trained(tokens: list[tuple[Shape, int]], recipe: Recipe, *, picture: bool) -> Shape:
-    trained = [(shape, count) for shape, count in tokens if count]
-    wanted = [(shape, count) for shape, count in trained if (shape.num_frames == 1) == picture]
-    largest, _ = max(wanted or trained, key=lambda pair: pair[1], default=(_UNKNOWN, 0))
+    trained = [((shape.num_frames == 1) == picture, count, shape) for shape, count in tokens if count]
+    largest = max(trained, key=lambda each: each[:2], default=(picture, 0, _UNKNOWN))[-1]
     rules = components.geometry(recipe.model, recipe.autoencoder)
     multiples = rules.multiple if components.whole_patches(recipe.model) else rules.stride[1:]
     height, width = (
