@@ -248,6 +248,8 @@ def test_clips_that_are_left_out_are_told_once_by_the_first_rank_and_named(tmp_p
     left_out = rw.plan(data).rejected
     assert left_out.paths("no_caption") == [f"footage/0{i}.png" for i in range(4)]
     assert (left_out.by_reason(), len(left_out), left_out.paths("too_small")) == ({"no_caption": 4}, 4, [])
+    with refused("argument-invalid", "reason", says="no_caption"):
+        left_out.paths("no_captions")
 
     caplog.clear()
     chosen = rw.DatasetConfig(path=str(footage), filter="num_frames > 1")

@@ -8,6 +8,7 @@ import numpy as np
 
 from reelworks.core import arguments
 from reelworks.core.arguments import checked
+from reelworks.data.buckets.assign import Reason
 from reelworks.data.loader import left_out, ranks
 from reelworks.data.loader.dataset import Dataset
 from reelworks.data.loader.left_out import Rejection
@@ -33,8 +34,13 @@ class Rejected:
         counts = {group.reason.label: len(group.row) for group in self._groups}
         return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
+    @checked(reason=arguments.one_of(*(each.label for each in Reason if each)))
     def paths(self, reason: str) -> list[str]:
-        """Return the clips of a reason, as dataset/path; none if no clip has it."""
+        """Return the clips of a reason, as dataset/path; none if no clip has it.
+
+        Raises:
+            UserError: There is no such reason.
+        """
         found = [group.row for group in self._groups if group.reason.label == reason]
         return sorted(self._dataset.rows.labels(found[0])) if found else []
 
