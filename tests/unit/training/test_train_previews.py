@@ -198,9 +198,10 @@ def test_previews_that_cannot_be_made_end_no_training_and_no_start(
         shown.begin(at_end)
     said = capsys.readouterr().out
     assert re.search(
-        r"warning: previews could not be written: Traceback.*in fail\n.*ArgumentError: .*aac", said, re.DOTALL
+        r"warning: previews could not be written: Traceback.*in fail\n.*\n  \S*ArgumentError: .*aac", said, re.DOTALL
     )
     assert re.search(r"warning: previews could not be generated: Traceback.*in fail\n", said, re.DOTALL)
+    assert "␊" not in said
     assert "warning: previews could not be generated: this shape does not fit into memory" in said
     assert "making previews: 1 clip of 32×48, 2 steps, guidance scale 7\n" in said
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Sequence
+from traceback import format_exception
 
 import torch
 
@@ -81,7 +81,7 @@ def _told(prompts: Sequence[str]) -> Iterator[str]:
 
 def _problem(error: Exception) -> str:
     """Return what to tell of an error: of one that no user can mend, also where it came from."""
-    return error.problem if isinstance(error, UserError) else "".join(traceback.format_exception(error))
+    return error.problem if isinstance(error, UserError) else "\n  ".join("".join(format_exception(error)).splitlines())
 
 
 class _CutShort(BaseException):
