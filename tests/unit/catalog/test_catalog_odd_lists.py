@@ -112,6 +112,14 @@ def test_a_list_with_a_name_of_its_own_in_each_row_is_refused_at_once(tmp_path: 
     assert seconds(read) < _SECONDS / 2
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_lines_without_a_column_of_paths_are_told_which_they_have(tmp_path: Path, rows: int) -> None:
+    """Also a single one, which is JSON as a whole."""
+    (tmp_path / "list.jsonl").write_text('{"clip": "a.png", "text": "a cat"}\n' * rows, encoding="utf-8")
+    with refused("list-without-paths", says="no column named path; it has clip, text"):
+        lists.read(Source.from_path(tmp_path / "list.jsonl"))
+
+
 def test_columns_cost_what_they_are(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"")
     names, values = zip(*((f"s{i}", f"{i}") for i in range(4000)), strict=True)

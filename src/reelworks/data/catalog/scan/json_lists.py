@@ -42,9 +42,10 @@ def read(opened: Callable[[], Any], *, is_lines: bool) -> tuple[Any, bool]:
         text = file.read().decode("utf-8-sig")
     try:
         return _table(_objects(_parsed(text))), False
-    except json.JSONDecodeError:
+    except ValueError as error:
         lines = text.split("\n")
-        if not is_lines and not _names(lines[0]):
+        signs = is_lines, bool(_names(lines[0]))  # of rows; both, if it is JSON as a whole: a single row is
+        if not (any(signs) if isinstance(error, json.JSONDecodeError) else all(signs)):
             raise
     return _table(_objects([_line(i, line) for i, line in enumerate(lines, 1) if line.strip()])), True
 
@@ -113,8 +114,7 @@ def _of_columns(value: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _table(rows: list[dict[str, Any]]) -> Any:
     names = list(dict.fromkeys(name for row in rows for name in row))
-    if PATH not in renamed(names):  # which is refused by its names, and may have one for each row
-        rows = []
+    rows = rows if PATH in renamed(names) else []  # else it is refused by its names, of which each row may have one
     return pa.table({name: _column(name, [row.get(name) for row in rows]) for name in names})
 
 
