@@ -94,9 +94,7 @@ def importing() -> Iterator[None]:
         for name in hidden:
             del sys.modules[name]
             looked = getattr(sys.modules.get("transformers.utils.import_utils"), f"is_{name}_available", None)
-            if (
-                looked is not None
-            ):  # transformers looks again: classes that a user imports later may need what was left out
+            if looked is not None:  # so that it looks again: what a user imports later may need what was left out
                 looked.cache_clear()
         if collects:
             gc.enable()
