@@ -596,25 +596,47 @@ def test_what_is_no_number_is_told_and_not_stored(recipe: dict[str, Any], monkey
     assert 0 < missing(recipe)[0] == len(progress.failures) < CLIPS
 
 
-def test_a_clip_whose_latents_are_no_numbers_fails_and_is_not_encoded_again(
-    recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("part", ["encode", "pack"])
+def test_a_clip_whose_latents_or_caption_are_no_numbers_fails_and_is_not_encoded_again(
+    recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    """Also in the step that finds it, of which the others are trained."""
+    """Also in the step that finds it, of which the others are trained: its numbers are not even multiplied by zero."""
     _, source, data = prepared(recipe)
-    encoder, encoded, calls = build.lazy_encoder(data.recipe, CPU), values.encode, itertools.count()
+    encoder, made, calls = build.lazy_encoder(data.recipe, CPU), getattr(values, part), itertools.count()
 
     def broken(*given: Any) -> torch.Tensor:
-        return encoded(*given) * (torch.nan if next(calls) == 1 else 1.0)
+        if next(calls) != 1:
+            return made(*given)
+        return (
+            made(given[0]._replace(tokens=given[0].tokens * torch.nan)) if part == "pack" else made(*given) * torch.nan
+        )
 
-    monkeypatch.setattr(values, "encode", broken)
+    monkeypatch.setattr(values, part, broken)
     told, number = [], []
     for _ in range(2):
         read = batches(data, source)
         done = [examples.batch_encoder(encoder, source).encode(each, [False] * len(each.captions)) for each in read]
-        assert all(bool(each.latent.isfinite().all()) for each in done)
+        assert all(bool(value.isfinite().all()) for each in done for value in (each.latent, each.text.tokens))
         told.append([(each.batch.is_valid.tolist(), each.batch.failures) for each in done])
         number.append(next(calls))
     assert told[0] == told[1] == [(each.is_valid.tolist(), each.failures) for each in read]
     ((_, reason),) = (failure for _, failures in told[0] for failure in failures)
     assert "holds infinities or NaN" in reason
     assert number[1] == number[0] + 1
+
+
+def test_a_held_out_clip_whose_latents_are_no_numbers_is_not_measured_on_zeros(
+    recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, source, data = prepared(recipe)
+    encoder, encoded, calls = build.lazy_encoder(data.recipe, CPU), values.encode, itertools.count()
+    monkeypatch.setattr(values, "encode", lambda *given: encoded(*given) * (torch.nan if next(calls) == 1 else 1.0))
+    boundary, steps = DtypeBoundary(build.denoiser(data.recipe, CPU)), StepSource(data, 0, 1)
+    validator = Validator(
+        boundary, examples.batch_encoder(encoder, source), World(0, 1, CPU), steps, data.entries(0), data.recipe
+    )
+    with closing(DecodePool(0, 60.0)) as pool:
+        first, second = validator.run(pool), validator.run(pool)
+    assert first == second
+    (lost,) = first.unread
+    assert "holds infinities or NaN" in lost.reason

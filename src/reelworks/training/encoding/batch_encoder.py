@@ -71,23 +71,18 @@ class BatchEncoder(ABC, Generic[BatchT]):
 
     def encode(self, batch: BatchT, dropped: Sequence[bool], *, guided: bool = False) -> EncodedBatch:
         """Encode a micro-batch, where `dropped` is True with the empty caption; `guided` embeds that for all, too."""
+        text = self._texts(batch, dropped)
+        empty = self._texts(batch, [True] * len(dropped)) if guided else None
         batch, encoded = self._values(batch)
         latent = encoded[LATENT]
-        return EncodedBatch(
-            batch,
-            latent,
-            self._texts(batch, dropped),
-            conditioning.join(self.encoders, latent, encoded),
-            self._texts(batch, [True] * len(dropped)) if guided else None,
-            encoded.get(REJECTED),
-            encoded.get(SOUND),
-        )
+        joined = conditioning.join(self.encoders, latent, encoded)
+        return EncodedBatch(batch, latent, text, joined, empty, encoded.get(REJECTED), encoded.get(SOUND))
 
     @abstractmethod
     def _values(self, batch: BatchT) -> tuple[BatchT, Mapping[str, Tensor]]:
         """Return the micro-batch, of which more clips may have failed, and what is computed of their frames and sound.
 
-        That is the clips' latents and other values, `[B, ...]` by name.
+        That is the clips' latents and other values, `[B, ...]` by name. Their captions were embedded before.
         """
 
     @abstractmethod

@@ -148,7 +148,10 @@ class StoredBatchEncoder(BatchEncoder[StoredBatch]):
         for i, drop in enumerate(dropped):
             wanted = batch.wanted[i][EMPTY if drop and drops else TEXT]
             try:
-                rows.append(self.encoders.embedded.get(wanted.key, partial(self._embed, batch, i, wanted)))
+                if wanted.key not in self.source.store.refused:
+                    rows.append(self.encoders.embedded.get(wanted.key, partial(self._embed, batch, i, wanted)))
+                if wanted.key in self.source.store.refused:  # now, or before: `_complete` lets the clip fail
+                    rows[i:] = [values.blank_text(self.encoders)]
             except MediaError as error:  # what stands in is not cached, as the next use may read the file
                 if i not in batch.broken:
                     logger.warning(
@@ -185,7 +188,7 @@ class StoredBatchEncoder(BatchEncoder[StoredBatch]):
     def _complete(self, batch: StoredBatch, i: int, failures: dict[int, str]) -> None:
         """Compute the values that are missing of a clip, and store them unless its file failed or has changed.
 
-        A clip with a value that is not finite is added to `failures`.
+        A clip with a value that is not finite, that of its caption too, is added to `failures`.
         """
         request, found, keys = batch.request, batch.found[i], self.source.keys
         for name in batch.wanted[i]:
@@ -204,8 +207,10 @@ class StoredBatchEncoder(BatchEncoder[StoredBatch]):
             found[name] = value = value.to(latent_dtype(keys, name))
             if request_key.unchanged(self.source.data, request, i, kinds):
                 self.source.keep(batch.wanted[i][name], value)
-            if (refused := self.source.store.refused.get(batch.wanted[i][name].key)) is not None:
+            if batch.wanted[i][name].key in self.source.store.refused:
                 found[name] = torch.zeros_like(value)
+        for wanted in batch.wanted[i].values():
+            if (refused := self.source.store.refused.get(wanted.key)) is not None:
                 failures.setdefault(i, refused)
 
 

@@ -123,7 +123,7 @@ class Validator:
             stuck = stuck or batch.stops
             # Groups of fewer ranks than a sequence group has measure the same clip, and one of them counts.
             self.sequence.use(batch.request.sequence_degree)
-            losses = self._losses(batch, self._times_at_once(i))
+            losses, batch = self._losses(batch, self._times_at_once(i))
             if self.world.leads(self.world.sequence_degree):
                 unread += failed_clips([batch])
                 if bool(batch.is_valid.all()):
@@ -158,15 +158,15 @@ class Validator:
         least = min(buckets[bucket].batch_size for bucket in self.held_out.bucket[i * size : (i + 1) * size].tolist())
         return self.times_at_once or max(least, 1) * self.recipe.clips_per_place
 
-    def _losses(self, batch: MicroBatch, at_once: int) -> Tensor:
-        """Return the loss of one clip at each timestep, float64 on the CPU."""
+    def _losses(self, batch: MicroBatch, at_once: int) -> tuple[Tensor, MicroBatch]:
+        """Return the loss of one clip at each timestep, float64 on the CPU, and the clip, which may have failed as it was encoded."""
         objective, times = self.recipe.objective.for_validation(), self.recipe.validation_timesteps
         example = validation_example(batch, self.encoder, objective, seed=self.recipe.seed, times=times)
         outputs = []
         for first in range(0, len(times), at_once):
             part = example.inputs.each(operator.itemgetter(slice(first, first + at_once)))
             outputs.append(Predicted.from_inputs(self.boundary, part))
-        return example.losses(Predicted.joined(outputs)).cpu().double()
+        return example.losses(Predicted.joined(outputs)).cpu().double(), example.batch
 
 
 def digest_of_loss(recipe: Recipe, data: Dataset, clips: Samples) -> str:
