@@ -18,8 +18,9 @@ from reelworks.commands.app import App
 from reelworks.core import files
 
 app = App()
-if sys.argv.pop() == "ignores":
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+word = sys.argv.pop()
+if hasattr(signal, "SIGHUP"):  # whether or not the tests run below nohup
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if word == "ignores" else signal.SIG_DFL)
 
 @app.command("write", doing=None)
 def write() -> None:

@@ -105,8 +105,8 @@ def test_nobody_waits_for_a_thread_of_a_process_that_has_ended_while_others_run(
     pool = WorkerPool(threads=2)
     try:
         with ThreadPoolExecutor(1) as threads:
-            beside = threads.submit(pool.call, worker_calls.process_id, tmp_path / "begun")
-            while not multiprocessing.active_children():
+            beside = threads.submit(pool.call, worker_calls.hang, tmp_path / "begun")
+            while not (tmp_path / "begun").exists():  # what had not begun would be made in another process
                 time.sleep(0.01)
             with pytest.raises(WorkerDied):
                 pool.call(worker_calls.is_none, worker_calls.MadeBy(sys.exit))

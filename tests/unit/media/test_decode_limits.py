@@ -76,7 +76,7 @@ def test_a_clip_whose_process_died_is_tried_again_in_one_of_its_own(
     class Deadly:
         """Processes in which another clip runs that kills them, but for those that run a single one."""
 
-        def __init__(self, threads: int) -> None:
+        def __init__(self, threads: int, *, setting: str) -> None:
             self.threads = threads
 
         def call(
