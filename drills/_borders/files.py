@@ -31,7 +31,8 @@ from reelworks.data.buckets import tuned
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.loader import exclude_file
 from reelworks.data.media import storages
-from reelworks.data.media.decode import MediaError, Request, load
+from reelworks.data.media.decode import Request, load
+from reelworks.data.media.reading import MediaError
 from reelworks.data.schedule import cost
 from reelworks.inference.evaluate import clips, vbench
 from reelworks.inference.generate import vbench_files

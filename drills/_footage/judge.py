@@ -17,7 +17,7 @@ from drills._footage.case import Case
 from drills._footage.program import ProgramError, Shown
 from reelworks.core.shape import Shape
 from reelworks.data.media import decode
-from reelworks.data.media.decode import MediaError
+from reelworks.data.media.reading import MediaError
 
 RIGHT, WRONG, REFUSED, NOT_MADE = "right", "wrong", "refused_clearly", "not_made"
 _CORNER = 12.0  # levels by which the middle of a flat quadrant may differ between two versions of one conversion

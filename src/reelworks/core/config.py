@@ -10,6 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, WrapValidator
+from pydantic.fields import FieldInfo
 
 from reelworks.core import arguments, docstrings, toml_none, units, words
 from reelworks.core.errors import UserError, nearest, shown
@@ -27,6 +28,11 @@ class Publish(Enum):
     WEIGHTS = "a place of weights: the hub id if they were downloaded by it, or else a neutral word"
     WORD = "a place that a recipe needs to be complete: a neutral word takes its place"
     DEFAULT = "it is about the machine or its user: the default takes its place, of a whole table too"
+
+    @classmethod
+    def decision_on(cls, field: FieldInfo) -> Publish | None:
+        """Return the decision on a key; None of one that says nothing of places or people, such as a number."""
+        return next((mark for mark in field.metadata if isinstance(mark, cls)), None)
 
 
 Told = Annotated[T, Publish.AS_IS]

@@ -14,7 +14,8 @@ from torch import Tensor
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data.catalog.store.store import Catalog
-from reelworks.data.media.decode import MediaError, Request, load
+from reelworks.data.media.decode import Request, load
+from reelworks.data.media.reading import MediaError
 from reelworks.models.autoencoders.pca import PcaNetwork, to_blocks
 from reelworks.models.components import PCA_FRAMES
 

@@ -34,7 +34,8 @@ from reelworks.data.catalog.scan.update import uids_of
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.media import formats, probe
-from reelworks.data.media.decode import MediaError, Request, load
+from reelworks.data.media.decode import Request, load
+from reelworks.data.media.reading import MediaError
 
 Row = dict[str, Any]
 

@@ -56,7 +56,8 @@ from reelworks.data.catalog.store import companions
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.media import location, storages
-from reelworks.data.media.decode import MediaError, Request, load
+from reelworks.data.media.decode import Request, load
+from reelworks.data.media.reading import MediaError
 
 
 @pytest.fixture(scope="module")

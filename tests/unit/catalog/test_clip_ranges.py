@@ -33,9 +33,10 @@ from reelworks.data.loader.data_spec import DataSpec
 from reelworks.data.loader.dataset import Dataset
 from reelworks.data.media import decode, frame_times, location, probe, scenes
 from reelworks.data.media.config import DataConfig
-from reelworks.data.media.decode import MediaError, Request, load
+from reelworks.data.media.decode import Request, load
 from reelworks.data.media.frame_index import FrameIndex
 from reelworks.data.media.frame_times import FrameTimes
+from reelworks.data.media.reading import MediaError
 
 FRAMES = 36
 TIMES_MS = [0, 40, 80, 500, 520, 530, 1000, 1700, 1740, 1780, *range(1820, 1820 + 26 * 40, 40)]

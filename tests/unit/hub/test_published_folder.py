@@ -33,6 +33,7 @@ from reelworks.annexes.hub.card import Licence
 from reelworks.annexes.hub.request import PublishRequest
 from reelworks.commands.main import app
 from reelworks.core import files, toml, toml_none, units
+from reelworks.core.config import Publish
 from reelworks.data.run.config import LoggingConfig
 from reelworks.inference.generate import defaults, export_run
 from reelworks.inference.previews import previews
@@ -343,13 +344,13 @@ def test_what_a_recipe_says_of_the_machine_is_not_told(run, tmp_path):
 def keys(model, prefix=""):
     """Each key of a recipe with its field, and each table of which nothing is told."""
     for name, field in model.model_fields.items():
-        inner = None if neutral.decision_on(field) else toml_none.config_in(field.annotation)
+        inner = None if Publish.decision_on(field) else toml_none.config_in(field.annotation)
         yield from [(f"{prefix}{name}", field)] if inner is None else keys(inner, f"{prefix}{name}.")
 
 
 def test_of_each_text_in_a_recipe_it_is_decided_whether_it_may_be_told():
     """A key that is none of these gets its default; this test asks for a decision about each new one."""
-    texts = {key: neutral.decision_on(field) for key, field in keys(Recipe) if neutral.holds_text(field.annotation)}
+    texts = {key: Publish.decision_on(field) for key, field in keys(Recipe) if neutral.holds_text(field.annotation)}
     assert len(texts) > 50
     assert [key for key, publish in texts.items() if publish is None] == []
 

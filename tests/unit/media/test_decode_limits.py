@@ -16,8 +16,9 @@ from reelworks.core import worker_pool
 from reelworks.core.shape import Shape
 from reelworks.core.worker_pool import WorkerDied
 from reelworks.data.media import decode, decode_pool
-from reelworks.data.media.decode import MediaError, Request
+from reelworks.data.media.decode import Request
 from reelworks.data.media.decode_pool import DecodePool, Failure
+from reelworks.data.media.reading import MediaError
 
 STOPPED = "decoding took more than 0.5 s and was stopped"
 

@@ -12,7 +12,8 @@ from media_makers import differ, numbered, numbers, write
 from PIL import Image
 
 from reelworks.core.shape import Shape
-from reelworks.data.media.decode import MediaError, Request, load
+from reelworks.data.media.decode import Request, load
+from reelworks.data.media.reading import MediaError
 
 MEASURES = Shape(20, 48, 96)
 

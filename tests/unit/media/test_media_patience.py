@@ -37,9 +37,10 @@ from reelworks.core.shape import Shape
 from reelworks.data.catalog.scan import caption_texts, examine, probe_pool
 from reelworks.data.catalog.scan.caption_names import NO_FILES
 from reelworks.data.media import location, patience, probe, storages
-from reelworks.data.media.decode import MediaError, NotGivenError, Request, load
+from reelworks.data.media.decode import Request, load
 from reelworks.data.media.decode_pool import DecodePool, Failure
 from reelworks.data.media.location import Location
+from reelworks.data.media.reading import MediaError, NotGivenError
 
 # Reading its first bytes, which nothing is mapped to, fails with EIO as a broken disk does.
 BROKEN_DISK = Path("/proc/self/mem")

@@ -14,8 +14,9 @@ from PIL import Image, ImageCms, ImageOps, PngImagePlugin, UnidentifiedImageErro
 
 from reelworks.core.shape import Shape
 from reelworks.data.media import probe
-from reelworks.data.media.decode import Frames, MediaError, Request, load
+from reelworks.data.media.decode import Frames, Request, load
 from reelworks.data.media.formats import ProbeError
+from reelworks.data.media.reading import MediaError
 
 
 def read(path: Path, size: tuple[int, int]) -> Frames:

@@ -13,10 +13,11 @@ from diffusers.modular_pipelines import minimax_h3
 
 from reelworks.core.shape import Shape
 from reelworks.data.media import decode, probe, sound
-from reelworks.data.media.decode import MediaError, Request
+from reelworks.data.media.decode import Request
 from reelworks.data.media.decode_pool import DecodePool, Failure
 from reelworks.data.media.formats import ProbeError
 from reelworks.data.media.frame_times import read as read_times
+from reelworks.data.media.reading import MediaError
 from reelworks.data.media.sound import SoundRequest, SoundSpec
 
 RATE, FPS = 16_000, 24

@@ -15,7 +15,8 @@ from PIL import Image
 from reelworks.core.shape import Shape
 from reelworks.data.media import decode, frame_times, probe
 from reelworks.data.media.config import DataConfig
-from reelworks.data.media.decode import AtRate, MediaError, Request
+from reelworks.data.media.decode import AtRate, Request
+from reelworks.data.media.reading import MediaError
 
 PHONE = [0, 33, 66, 133, 200, 233, 300, 400, 433, 466, 500, 600, 1400, 1433, 1466, 1500]  # it waits, with a frozen part
 FPS = 16.0

@@ -14,7 +14,8 @@ from av.stream import Disposition
 
 from reelworks.core.shape import Shape
 from reelworks.data.media import decode, probe
-from reelworks.data.media.decode import MediaError, Request, load
+from reelworks.data.media.decode import Request, load
+from reelworks.data.media.reading import MediaError
 
 FRAMES = 36
 

@@ -127,6 +127,7 @@ def test_a_tracker_of_ones_own_is_named_by_recipes_and_gets_what_a_run_logs(tmp_
 @pytest.mark.parametrize(
     "place",
     [
+        "alice/secret/{}",
         "/home/alice/secret/{}",
         "~/secret/{}",
         "../secret/{}/",
@@ -138,13 +139,17 @@ def test_a_tracker_of_ones_own_is_named_by_recipes_and_gets_what_a_run_logs(tmp_
     ],
 )
 def test_trackers_get_the_recipe_without_folders_hosts_and_secrets(tmp_path: Path, place: str) -> None:
-    """Of a place its last name is left, by which runs can be compared; words with a slash are no place."""
+    """Of a place its last name is left, by which runs can be compared; what publishing leaves out is left out."""
     mirror = {"url": "s3://secret/run", "options": {"endpoint_url": "https://secret.example"}}
     values = tiny_recipe.values(str(tmp_path), str(tmp_path)) | {"checkpoints": {"every_steps": 7, "mirror": mirror}}
     parsed = recipe_file.parse(values | {"samples": {"prompts": ["a cat and/or a dog"]}})
-    parsed = parsed.model_copy(update={"output": place.format("out"), "exclude_file": place.format("left.txt")})
+    weights = parsed.model.model_copy(update={"weights": place.format("wan")})
+    samples = parsed.samples.model_copy(update={"source": [place.format("a.png"), place.format("b.png")]})
+    private = {"exclude_file": place.format("left.txt"), "catalog": place.format("catalog")}
+    parsed = parsed.model_copy(update={"output": place.format("out"), "model": weights, "samples": samples, **private})
     said = trackers.config_of(parsed)
-    assert (said["output"], said["exclude_file"]) == ("out", "left.txt")
+    assert (said["output"], said["model"]["weights"], said["samples"]["source"]) == ("out", "wan", ["a.png", "b.png"])
+    assert not said.keys() & {*private, "annex", "logging"}
     assert not any(word in str(said) for word in ("alice", "secret", str(tmp_path.parent)))
     assert said["dataset"][0]["path"] == tmp_path.name
     assert said["checkpoints"]["every_steps"] == 7

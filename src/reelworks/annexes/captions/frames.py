@@ -13,9 +13,10 @@ from reelworks.annexes.captions.clips import CaptionClip
 from reelworks.core.arrays import Frames
 from reelworks.core.shape import Shape
 from reelworks.data.catalog.scan import clip_ranges
-from reelworks.data.media import decode, frame_times, probe
-from reelworks.data.media.decode import MediaError, Request
+from reelworks.data.media import decode, frame_times, probe, reading
+from reelworks.data.media.decode import Request
 from reelworks.data.media.location import MediaPath
+from reelworks.data.media.reading import MediaError
 
 _JPEG_QUALITY = 90
 
@@ -39,7 +40,7 @@ def read(clip: CaptionClip, count: int, most_px: int) -> Shown:
         CaptionFailed: The file is missing or damaged.
     """
     try:
-        return decode.with_reasons(clip.file, lambda path: _read(path, clip.range, count, most_px))
+        return reading.with_reasons(clip.file, lambda path: _read(path, clip.range, count, most_px))
     except MediaError as error:
         raise CaptionFailed(str(error), of_clip=True) from None
 

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import av
 from PIL import Image
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from reelworks.core import files
 from reelworks.core.config import Publish
@@ -40,7 +39,7 @@ def recipe(recipe: Recipe, on_hub: Mapping[str, str]) -> Recipe:
 def _neutral(config: C, prefix: str, on_hub: Mapping[str, str], number: str) -> C:
     update: dict[str, Any] = {}
     for name, field in type(config).model_fields.items():
-        key, value, publish = f"{prefix}{name}", getattr(config, name), decision_on(field)
+        key, value, publish = f"{prefix}{name}", getattr(config, name), Publish.decision_on(field)
         word = f"your-{name.replace('_', '-')}{number}"
         if publish is Publish.AS_IS:
             continue
@@ -59,11 +58,6 @@ def _neutral(config: C, prefix: str, on_hub: Mapping[str, str], number: str) -> 
         elif publish is not None or holds_text(field.annotation):
             update[name] = None if field.is_required() else field.get_default(call_default_factory=True)
     return config.model_copy(update=update)
-
-
-def decision_on(field: FieldInfo) -> Publish | None:
-    """Return what a published recipe tells of a key; None of one that says nothing about it, such as a number."""
-    return next((mark for mark in field.metadata if isinstance(mark, Publish)), None)
 
 
 def hub_id(key: str, value: str | None, on_hub: Mapping[str, str]) -> str | None:

@@ -10,7 +10,7 @@ import numpy as np
 from reelworks.annexes.learning.learning import Learning
 from reelworks.core.errors import UserError
 from reelworks.data.media import decode_pool
-from reelworks.data.media.decode import MediaError
+from reelworks.data.media.reading import MediaError
 from reelworks.data.run.folder import RunFolder
 from reelworks.reports import page, previews
 from reelworks.reports.page import Section

@@ -20,12 +20,13 @@ from reelworks.annexes.quality import picture, registry
 from reelworks.annexes.quality.measure import CatalogMeasure, Measure, SampledClip, Still
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.data.media import decode, display, location, sound
-from reelworks.data.media.decode import MediaError, Request
+from reelworks.data.media import decode, display, location, reading, sound
+from reelworks.data.media.decode import Request
 from reelworks.data.media.formats import kind_of
 from reelworks.data.media.framing import FILTERS
 from reelworks.data.media.location import MediaPath
 from reelworks.data.media.pictures import upright
+from reelworks.data.media.reading import MediaError
 
 MOST_FRAMES, RUNS = 600, 12
 STILLS = 3
@@ -128,7 +129,7 @@ def sample(request: MeasureRequest, reads: frozenset[str]) -> SampledClip:
     Raises:
         MediaError: It cannot be read.
     """
-    return decode.with_reasons(request.clip.path, lambda path: _sample(request, path, reads))
+    return reading.with_reasons(request.clip.path, lambda path: _sample(request, path, reads))
 
 
 def _sample(request: MeasureRequest, path: MediaPath, reads: frozenset[str]) -> SampledClip:

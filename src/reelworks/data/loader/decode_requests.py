@@ -23,9 +23,10 @@ from reelworks.data.loader.dataset import Dataset
 from reelworks.data.loader.part_masks import PartMask
 from reelworks.data.media import decode, frame_index
 from reelworks.data.media.augment import NO_AUGMENTATION, Augmentation
-from reelworks.data.media.decode import AtRate, FrameReader, MediaError, Request
+from reelworks.data.media.decode import AtRate, FrameReader, Request
 from reelworks.data.media.framing import FILTERS, CropBox
 from reelworks.data.media.pictures import WHITE
+from reelworks.data.media.reading import MediaError
 from reelworks.data.media.sound import SoundRequest, SoundSpec
 
 _AUGMENTS = ("flip", "rotate_degrees", "jitter_brightness", "jitter_contrast", "jitter_saturation", "jitter_hue")

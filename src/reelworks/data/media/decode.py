@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import av
 import numpy as np
@@ -14,16 +14,15 @@ from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 from PIL import Image
 
-from reelworks.core import retry
-from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.data.media import display, frame_times, framing, location, pictures, seek, storages, tone_map, video
+from reelworks.data.media import display, frame_times, framing, location, pictures, seek, tone_map, video
 from reelworks.data.media.augment import NO_AUGMENTATION, Augmentation
-from reelworks.data.media.formats import ProbeError, kind_of
+from reelworks.data.media.formats import kind_of
 from reelworks.data.media.frame_times import FrameTimes
 from reelworks.data.media.framing import BICUBIC, CropBox, ResizeFilter
 from reelworks.data.media.location import MediaPath
 from reelworks.data.media.pictures import WHITE, Color, displayed, over, upright
+from reelworks.data.media.reading import MediaError, with_reasons
 from reelworks.data.media.video import OpenVideo, progressive
 
 if TYPE_CHECKING:  # processes that only decode start in two thirds of the time without the library of configs
@@ -94,28 +93,11 @@ def frame_indices(
 Frames = NDArray[np.uint8]
 # Reads frames of a local video, by their numbers from 0: `[T, H, W, 3]` uint8 RGB, in any size of one aspect ratio.
 FrameReader = Callable[[str, Sequence[int]], Frames]
-R = TypeVar("R")
 
 # Without accurate rounding, swscale's SIMD paths may round differently from its C path. Without full chroma, it drops
 # every other pixel's colour of RGB that it makes less than half as wide, and writes one colour for two pixels.
 _ACCURATE = Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
 _NEAREST = ResizeFilter("nearest", "POINT", "NEAREST")
-
-
-class MediaError(Exception):
-    """A file cannot provide the requested frames; the message is the reason."""
-
-
-class NotGivenError(MediaError):
-    """The storage of a file does not give it, which says nothing about the file; see `storages.is_of_storage`.
-
-    Attributes:
-        may_vanish: Whether it may give it on a retry.
-    """
-
-    def __init__(self, problem: str, *, may_vanish: bool) -> None:
-        super().__init__(problem)
-        self.may_vanish = may_vanish
 
 
 @dataclass(frozen=True)
@@ -225,38 +207,6 @@ def load(request: Request) -> Frames:
     if frames.shape != expected:
         raise MediaError(f"decoded to frames of shape {frames.shape} instead of {expected}")
     return wanted.augmentation.apply(frames, wanted.shape, nearest=wanted.nearest)
-
-
-def with_reasons(file: MediaPath, read: Callable[[MediaPath], R]) -> R:
-    """Return what `read` makes of a file, which is on this machine meanwhile, with retries.
-
-    Raises:
-        MediaError: For any failure.
-        NotGivenError: It is the storage's.
-        UserError: It is this machine's, such as a full disk of the cache.
-    """
-
-    def attempt() -> R:
-        with location.local(file) as path:
-            return read(path)
-
-    try:
-        return retry.with_retries(attempt, most_seconds=retry.LONG_SECONDS)
-    except (UserError, MediaError):
-        raise
-    except (ProbeError, storages.ChangedError) as error:
-        raise MediaError(str(error)) from None
-    except FileNotFoundError:
-        if location.is_remote(file) or location.answers(file):
-            raise MediaError("No such file or directory") from None
-        raise NotGivenError(
-            "No such file or directory, nor any other in its folder: is it mounted?", may_vanish=True
-        ) from None
-    except Exception as error:  # decoders raise nearly anything on damaged input
-        if storages.is_of_storage(error):
-            may_vanish = retry.is_transient(error) or isinstance(error, retry.BusyError)
-            raise NotGivenError(f"the storage does not give it: {error}", may_vanish=may_vanish) from error
-        raise MediaError(f"{type(error).__name__}: {error}") from error
 
 
 def _load(request: Request) -> Frames:

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from reelworks.core.shared_array import SharedArray, Slot
 from reelworks.core.worker_pool import ThreadCalls, WorkerDied, WorkerHung, WorkerPool, WorkerStopped
 from reelworks.data.media import decode, location, sound
-from reelworks.data.media.decode import Frames, MediaError, NotGivenError, Request
+from reelworks.data.media.decode import Frames, Request
 from reelworks.data.media.patience import Patience
+from reelworks.data.media.reading import MediaError, NotGivenError
 from reelworks.data.media.sound import SoundRequest
 
 T = TypeVar("T")

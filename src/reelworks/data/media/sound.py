@@ -18,10 +18,11 @@ from av.audio.resampler import AudioResampler
 from numpy.typing import NDArray
 
 from reelworks.core.shape import Shape
-from reelworks.data.media import decode, frame_times, video
-from reelworks.data.media.decode import MediaError, Request
+from reelworks.data.media import decode, frame_times, reading, video
+from reelworks.data.media.decode import Request
 from reelworks.data.media.formats import is_sound, kind_of
 from reelworks.data.media.location import MediaPath
+from reelworks.data.media.reading import MediaError
 
 # Raise it when samples of the same request change; see `training.encoding.request_key`.
 VERSION = 2
@@ -116,7 +117,7 @@ def load(request: SoundRequest) -> Samples:
     """
     if is_sound(request.path.name):
         return load_track(request)
-    return decode.with_reasons(request.clip.path, lambda path: _read(replace(request.clip, path=path), request))
+    return reading.with_reasons(request.clip.path, lambda path: _read(replace(request.clip, path=path), request))
 
 
 def _read(clip: Request, request: SoundRequest) -> Samples:
@@ -144,7 +145,7 @@ def load_track(request: SoundRequest) -> Samples:
     Raises:
         MediaError: The file is missing or damaged, or has no sound.
     """
-    return decode.with_reasons(request.clip.path, lambda path: _read_track(path, request))
+    return reading.with_reasons(request.clip.path, lambda path: _read_track(path, request))
 
 
 def _read_track(path: MediaPath, request: SoundRequest) -> Samples:

@@ -16,8 +16,9 @@ from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data.catalog.scan import caption_texts
 from reelworks.data.media import decode_pool, formats, probe
-from reelworks.data.media.decode import MediaError, Request
+from reelworks.data.media.decode import Request
 from reelworks.data.media.formats import ProbeError
+from reelworks.data.media.reading import MediaError
 
 
 @dataclass(frozen=True)

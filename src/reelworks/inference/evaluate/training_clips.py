@@ -14,7 +14,7 @@ from reelworks.core import digests, log
 from reelworks.core.hash_rng import hash64
 from reelworks.data.loader import decode_requests, held_out
 from reelworks.data.media import decode_pool
-from reelworks.data.media.decode import MediaError
+from reelworks.data.media.reading import MediaError
 from reelworks.data.schedule.plan import Samples
 from reelworks.inference.evaluate import clips
 from reelworks.inference.evaluate.clips import MeasuredClip, Unreadable

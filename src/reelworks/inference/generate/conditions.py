@@ -26,10 +26,11 @@ from reelworks.data.catalog import sources
 from reelworks.data.catalog.sources import SOURCES, sound_of
 from reelworks.data.media import decode, decode_pool, formats, probe, sound
 from reelworks.data.media.config import DataConfig
-from reelworks.data.media.decode import AtRate, MediaError, Request
+from reelworks.data.media.decode import AtRate, Request
 from reelworks.data.media.formats import ProbeError
 from reelworks.data.media.framing import FILTERS
 from reelworks.data.media.probe import Probe
+from reelworks.data.media.reading import MediaError
 from reelworks.models import components
 from reelworks.models.family import Companions, Conditioning
 from reelworks.training.encoding.encoders import FrozenEncoders

@@ -12,8 +12,9 @@ from reelworks.core.shape import Shape
 from reelworks.data.catalog.sources import SOUNDS
 from reelworks.data.loader import decode_requests
 from reelworks.data.media import decode
-from reelworks.data.media.decode import Frames, MediaError, Request
+from reelworks.data.media.decode import Frames, Request
 from reelworks.data.media.decode_pool import load
+from reelworks.data.media.reading import MediaError
 from reelworks.data.media.sound import SoundRequest
 from reelworks.data.schedule.plan import Samples
 from reelworks.models import components

@@ -37,7 +37,7 @@ from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data.run import lock
 from reelworks.training.encoding import values
-from reelworks.training.encoding.request_key import Wanted, key_words
+from reelworks.training.encoding.request_key import TEXT, Wanted, key_words
 
 FORMAT_VERSION = 1
 _WANTED = tuple(field.name for field in fields(Wanted))
@@ -164,10 +164,11 @@ class EncodedStore:
         """
         value = value.detach().to("cpu", copy=True).contiguous()
         if not values.is_finite(wanted.kind, value):
-            self.refused[wanted.key] = (
-                f"the {wanted.kind} of {wanted.label} holds infinities or NaN; let the encoder compute in float32, as with "
-                'autoencoder.dtype = "float32", or use other weights for it'
+            precise = (
+                "" if wanted.kind == TEXT else 'let it compute in float32, as with autoencoder.dtype = "float32", or '
             )
+            remedy = f"{precise}use other weights for its encoder"
+            self.refused[wanted.key] = f"the {wanted.kind} of {wanted.label} holds infinities or NaN; {remedy}"
             return
         with self._lock:
             if not self._pending:

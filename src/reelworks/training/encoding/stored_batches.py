@@ -26,8 +26,9 @@ from reelworks.data.loader import prefetch, upload
 from reelworks.data.loader.dataset import Dataset
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest, valid_clips
 from reelworks.data.media import decode, decode_pool
-from reelworks.data.media.decode import MediaError, Request
+from reelworks.data.media.decode import Request
 from reelworks.data.media.decode_pool import DecodePool
+from reelworks.data.media.reading import MediaError
 from reelworks.data.media.sound import SoundRequest
 from reelworks.models.api import TextEmbedding
 from reelworks.training.encoding import conditioning, request_key, values
@@ -144,14 +145,14 @@ class StoredBatchEncoder(BatchEncoder[StoredBatch]):
 
     def _texts(self, batch: StoredBatch, dropped: Sequence[bool]) -> TextEmbedding:
         drops = self.encoders.conditioning.empty_caption == "encoded"
-        rows = []
+        rows, refused = [], self.source.store.refused
         for i, drop in enumerate(dropped):
             wanted = batch.wanted[i][EMPTY if drop and drops else TEXT]
             try:
-                if wanted.key not in self.source.store.refused:
-                    rows.append(self.encoders.embedded.get(wanted.key, partial(self._embed, batch, i, wanted)))
-                if wanted.key in self.source.store.refused:  # now, or before: `_complete` lets the clip fail
-                    rows[i:] = [values.blank_text(self.encoders)]
+                if wanted.key not in refused:
+                    row = self.encoders.embedded.get(wanted.key, partial(self._embed, batch, i, wanted))
+                # It is refused by now, or was before: `_complete` lets the clip fail.
+                rows.append(values.blank_text(self.encoders) if wanted.key in refused else row)
             except MediaError as error:  # what stands in is not cached, as the next use may read the file
                 if i not in batch.broken:
                     logger.warning(

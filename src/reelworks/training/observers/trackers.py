@@ -22,11 +22,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, final
 
+from pydantic import BaseModel
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
 from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
 from reelworks.core import storage
+from reelworks.core.config import Publish
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data.run.config import ADDED_TRACKERS, LoggingConfig
@@ -37,7 +39,6 @@ _RETRY_SECONDS = 10.0  # after a write that failed
 _MOST_WAITING = 100_000  # records that wait for a disk, of some hundred bytes each
 # wandb would add the machine's name, the command line, paths of programs, packages, and a git repository's commit and address.
 _NO_FINDS = {"disable_git": True, "disable_code": True, "x_disable_meta": True, "x_save_requirements": False}
-_PLACE = re.compile(r"(~|\.{0,2}[/\\]|[A-Za-z]:[/\\]).*|.*://.*", re.DOTALL)
 _AROUND = re.compile(r"^[\w+.-]+://[^/]*|[?#].*")  # host and signature of an address
 _CLOSE_SECONDS = 60.0  # for what is not uploaded yet at the end
 
@@ -240,22 +241,31 @@ class Guarded:
 
 
 def config_of(recipe: Recipe) -> dict[str, Any]:
-    """Return what trackers get of a recipe: of places their last name, as the others are those of people, machines and secrets.
+    """Return what trackers get of a recipe: of places the last names; what is about the machine or its user is left out.
 
-    The mirror and tables of annexes are left out.
+    Which keys are such, each says beside its type (`core.config.Publish`), for recipes that are published too.
     """
-    whole = recipe.model_dump(mode="json", exclude={"annex": True, "checkpoints": {"mirror"}})
-    return {key: _without_places(value) for key, value in whole.items()}
+    return _told(recipe, recipe.model_dump(mode="json"))
 
 
-def _without_places(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_places(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_without_places(each) for each in value]
-    if not isinstance(value, str) or not _PLACE.fullmatch(value):
-        return value
-    return re.split(r"[/\\]", _AROUND.sub("", value.rpartition("::")[2]).rstrip("/\\"))[-1]
+def _told(config: BaseModel, values: dict[str, Any]) -> dict[str, Any]:
+    told = {}
+    for name, field in type(config).model_fields.items():
+        own, value, publish = getattr(config, name), values[name], Publish.decision_on(field)
+        if publish in (Publish.WORD, Publish.WEIGHTS):
+            told[name] = [_last_name(place) for place in own] if isinstance(own, list) else own and _last_name(own)
+        elif publish is None and isinstance(own, BaseModel):
+            told[name] = _told(own, value)
+        elif publish is None and isinstance(own, list) and own and isinstance(own[0], BaseModel):
+            told[name] = [_told(*each) for each in zip(own, value, strict=True)]
+        elif publish is not Publish.DEFAULT:
+            told[name] = value
+    return told
+
+
+def _last_name(place: str) -> str:
+    """Return the last name of a path or address, without the host, the signature and the parts of a chain."""
+    return re.split(r"[/\\]", _AROUND.sub("", place.rpartition("::")[2]).rstrip("/\\"))[-1]
 
 
 _TRACKERS: dict[str, Callable[[RunFolder, Recipe], Tracker]] = {"wandb": Wandb, "trackio": Trackio}

@@ -61,13 +61,12 @@ class RemoteFilesystem:
         try:
             fs, root = url_to_fs(config.url, **config.options, **({"auto_mkdir": True} if is_folder else {}))
         except ImportError as error:
+            is_s3 = protocol in ("s3", "s3a")
             raise MirrorError(
                 f"addresses of this kind need a library that is not installed ({error})",
                 code="mirror-library-missing",
                 url=config.url,
-                remedy="pip install 'reelworks[s3]'"
-                if protocol in ("s3", "s3a")
-                else "install the library that the message names",
+                remedy="pip install 'reelworks[s3]'" if is_s3 else "install the library that the message names",
             ) from error
         except (ValueError, TypeError) as error:
             raise MirrorError(
