@@ -88,9 +88,7 @@ def _account(epoch: EpochCoverage) -> str:
     if epoch.pruned is not None:
         when = datetime.fromtimestamp(epoch.pruned).strftime("%Y-%m-%d %H:%M")
         return f"{text}; its record was removed on {when} to stay within coverage.max_disk"
-    if epoch.adds_up:
-        return text + "; adds up"
-    return text.replace(" = ", " against ", 1) + "; does NOT add up"
+    return text + "; adds up" if epoch.adds_up else text.replace(" = ", " against ", 1) + "; does NOT add up"
 
 
 def _became(one: ClipEpoch) -> str:

@@ -161,9 +161,7 @@ def _losses(plan: PlanSummary) -> None:
 
 def _frames(one: BucketFrames | VideoFrames | None) -> list[str]:
     """Return the cells about frames, which are empty for pictures."""
-    if one is None:
-        return ["", "", ""]
-    return [str(one.trained), str(one.there), f"{one.trained / one.there:.1%}"]
+    return ["", "", ""] if one is None else [str(one.trained), str(one.there), f"{one.trained / one.there:.1%}"]
 
 
 def _datasets(shares: list[DatasetShare]) -> None:

@@ -34,8 +34,7 @@ def latent_channels(autoencoder: AutoencoderConfig) -> int:
     require_known("autoencoder.name", autoencoder.name, autoencoder_names())
     if autoencoder.name in registry.AUTOENCODERS:
         return registry.AUTOENCODERS[autoencoder.name].channels
-    own = {"pixel": 3 * autoencoder.stride**2, "pca": PCA_CHANNELS}
-    return own.get(autoencoder.name, 4)
+    return {"pixel": 3 * autoencoder.stride**2, "pca": PCA_CHANNELS}.get(autoencoder.name, 4)
 
 
 def autoencoder_geometry(config: AutoencoderConfig) -> Geometry:

@@ -40,9 +40,7 @@ def gamma_of(sigma_rel: float) -> float:
 
 def of_snapshots(steps: Sequence[int], sigma_rel: float) -> Combination:
     """Return the weights of snapshots at ascending steps, each by its steps' share of the profile up to the last."""
-    power = gamma_of(sigma_rel) + 1
-    shares = (np.array([0, *steps]) / steps[-1]) ** power
-    return Combination(np.diff(shares).tolist(), None)
+    return Combination(np.diff((np.array([0, *steps]) / steps[-1]) ** (gamma_of(sigma_rel) + 1)).tolist(), None)
 
 
 def of_averages(steps: Sequence[int], sigma_rel: float, decay: Callable[[int], float]) -> Combination:

@@ -195,8 +195,7 @@ def _by_module(known: Mapping[str, re.Pattern[str]], *types: str) -> Callable[[_
         if layer.stored.text_encoder is not None:
             return known is _SD_SCRIPTS and layer.network_class in _WITH_TEXTS and _is_text_of_sd_scripts(layer)
         names = "" if layer.network is None else layer.network.config.network.lora.kohya
-        is_of_diffusers = names == "diffusers" or layer.network_class in _OF_DIFFUSERS
-        name = layer.part if is_of_diffusers else layer.released
+        name = layer.part if names == "diffusers" or layer.network_class in _OF_DIFFUSERS else layer.released
         return (
             layer.network_class in known
             and known[layer.network_class].fullmatch(name) is not None

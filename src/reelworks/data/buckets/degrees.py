@@ -44,8 +44,7 @@ class Exchange:
         """Return the time of all exchanges in training of so many tokens on `degree` ranks, 0 on one."""
         if degree == 1:
             return 0.0
-        share = -(-tokens // degree)
-        sent = _TENSORS * share * self.width * self.bytes_per_element * (1 - 1 / degree)
+        sent = _TENSORS * (-(-tokens // degree)) * self.width * self.bytes_per_element * (1 - 1 / degree)
         # Before attention and after it; the backward pass exchanges gradients likewise.
         each = sent / self.link_bytes_per_second + 2 * self.latency_seconds
         return (self.forwards + 1) * self.attentions * each
@@ -131,8 +130,7 @@ def at_degree(
     while low + 1 < high:
         middle = (low + high) // 2
         found = with_clips(middle)
-        keeps = found.fits and found.seconds <= limits.step_seconds
-        low, high = (middle, high) if keeps else (low, middle)
+        low, high = (middle, high) if found.fits and found.seconds <= limits.step_seconds else (low, middle)
     return with_clips(low)
 
 

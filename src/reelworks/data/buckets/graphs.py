@@ -48,5 +48,4 @@ def choose(table: BucketTable, full: Sequence[int], geometry: Geometry, most: in
         if count:
             tokens[own] = tokens.get(own, 0) + count * bucket.batch_size * bucket.tokens
     compiled = sorted(tokens, key=lambda each: (-tokens[each], each))[:most]
-    eager = [i for i, own in enumerate(keys) if full[i] and own not in compiled]
-    return Graphs(tuple(compiled), tuple(eager))
+    return Graphs(tuple(compiled), tuple(i for i, own in enumerate(keys) if full[i] and own not in compiled))

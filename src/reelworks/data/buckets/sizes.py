@@ -49,9 +49,7 @@ def size_at(resolution: str, ratio: float, multiple: tuple[int, int]) -> tuple[i
     "1080p", although 1080 is not a multiple of 16.
     """
     pixels, size = pixel_budget(resolution)
-    if size is not None:
-        return size
-    return nearest_size(pixels, ratio, multiple, largest_sides(resolution, ratio))
+    return size if size is not None else nearest_size(pixels, ratio, multiple, largest_sides(resolution, ratio))
 
 
 def largest_sides(resolution: str, ratio: float, *, squares: bool = False) -> tuple[float, float]:

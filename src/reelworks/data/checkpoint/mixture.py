@@ -52,9 +52,7 @@ def value(metrics: Mapping[str, float], text: str) -> float | None:
 
 def parts(metrics: Mapping[str, float], text: str) -> str:
     """Return the values of a mixture's metrics as readable text; empty for a single metric."""
-    if "*" not in text:
-        return ""
-    return ", ".join(f"{name} {metrics.get(name, math.nan):.6g}" for name in terms(text))
+    return "" if "*" not in text else ", ".join(f"{name} {metrics.get(name, math.nan):.6g}" for name in terms(text))
 
 
 def missing(metrics: Mapping[str, float], text: str) -> list[str]:

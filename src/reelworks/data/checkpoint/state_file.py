@@ -52,9 +52,7 @@ def encode(state: Mapping[str, Any]) -> EncodedState:
     encoded = collectives.each(
         lambda: EncodedState({name: encoder.part(name, part) for name, part in state.items()}, encoder.tensors)
     )
-    if collectives.world_size() == 1:
-        return encoded
-    return _separated(encoded, encoder.of_modules)
+    return encoded if collectives.world_size() == 1 else _separated(encoded, encoder.of_modules)
 
 
 def _separated(encoded: EncodedState, of_modules: Set[str]) -> EncodedState:

@@ -84,9 +84,7 @@ def decode_requests(
 def _at_rate(data: Dataset, row: int) -> AtRate | None:
     """Return the rate at which a clip is read by time; None for one of constant rate, whose frames are counted."""
     fps = data.spec.data.frame_rate
-    if fps is None or not data.rows.variable_fps[row]:
-        return None
-    return AtRate(fps, int(data.frames[row]))
+    return None if fps is None or not data.rows.variable_fps[row] else AtRate(fps, int(data.frames[row]))
 
 
 def _with_spot(data: Dataset, rows: CatalogRows, row: int, request: Request) -> Request:

@@ -88,8 +88,7 @@ def groups(rows: CatalogRows, datasets: Sequence[DatasetConfig], own: Collection
     row, number = numbers(rows, own)
     taken = (in_turn | rows.of_datasets(named["best"]))[row]
     row, number = row[taken], number[taken]
-    rank = rows.score(RANK)[row]
-    order = np.lexsort((rows.uid[row], np.nan_to_num(rank, nan=np.inf), number, in_turn[row]))
+    order = np.lexsort((rows.uid[row], np.nan_to_num(rows.score(RANK)[row], nan=np.inf), number, in_turn[row]))
     row, number = row[order], number[order]
     begins = np.ones(len(row), dtype=np.bool_)
     begins[1:] = (number[1:] != number[:-1]) | (in_turn[row[1:]] != in_turn[row[:-1]])
@@ -141,8 +140,7 @@ def _stand(part: Groups, held: Mask, uid: U64, used: Mask, seed: int, epoch: int
     waiting = part.take(part.in_turn & ~held[first] & ~held[part.row])
     waiting = waiting.take(np.lexsort((hash64(seed, uid[waiting.row], Purpose.DUPLICATE), waiting.group)))
     size = np.bincount(waiting.group, minlength=len(of_group))
-    turn = (np.cumsum(size) - size + epoch % np.maximum(size, 1))[size > 0]
-    of_group[size > 0] = waiting.row[turn]
+    of_group[size > 0] = waiting.row[(np.cumsum(size) - size + epoch % np.maximum(size, 1))[size > 0]]
     again = part.take(np.flatnonzero(used[part.row])[::-1])  # of several the best
     of_group[again.group] = again.row
     return of_group[part.group]

@@ -326,5 +326,4 @@ def _without_collisions(key: U64, new: I64, gone: U64, rows: CatalogRows) -> U64
 
 def _among(ordinal: I64, others: I64) -> Mask:
     """Return True for the ordinals that are among others."""
-    held = blocks.mask(others, max(int(ordinal.max(initial=-1)), int(others.max(initial=-1))) + 1)
-    return held[ordinal]
+    return blocks.mask(others, max(int(ordinal.max(initial=-1)), int(others.max(initial=-1))) + 1)[ordinal]

@@ -107,8 +107,7 @@ def _in_order_of_steps(plan: EpochPlan) -> tuple[I64, I64, I64, I64]:
     plan_step, column = np.nonzero(plan.steps >= 0)
     micro_batch = plan.steps[plan_step, column]
     size = np.diff(plan.offsets)[micro_batch]
-    before = np.cumsum(size) - size
-    where = np.repeat(plan.offsets[micro_batch] - before, size) + np.arange(int(size.sum()))
+    where = np.repeat(plan.offsets[micro_batch] - (np.cumsum(size) - size), size) + np.arange(int(size.sum()))
     return where, plan_step, column, size
 
 

@@ -33,9 +33,7 @@ def extension_of(name: str) -> str:
 def kind_of(name: str) -> str | None:
     """Return "video", "image" or None by a file's extension, in upper or lower case."""
     extension = extension_of(name)
-    if extension in VIDEO_EXTENSIONS:
-        return "video"
-    return "image" if extension in IMAGE_EXTENSIONS else None
+    return "video" if extension in VIDEO_EXTENSIONS else "image" if extension in IMAGE_EXTENSIONS else None
 
 
 def is_sound(name: str) -> bool:

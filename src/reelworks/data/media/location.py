@@ -140,9 +140,7 @@ def _copy_name(file: Location) -> str:
 
 def is_here(file: MediaPath) -> bool:
     """Return whether a file's bytes are copied to this machine or come from its disk: what hung on them then is a decoder."""
-    if is_remote(file):
-        return cache().has(_copy_name(file))
-    return _answers(lambda: user_files.require(_path(file)))
+    return cache().has(_copy_name(file)) if is_remote(file) else _answers(lambda: user_files.require(_path(file)))
 
 
 def storage_of(file: MediaPath) -> str:
@@ -213,9 +211,7 @@ def read_bytes(file: MediaPath, most: int) -> bytes:
 
 def num_bytes(file: MediaPath) -> int:
     """Return the size of a local file, or of its range."""
-    if isinstance(file, Location) and file.start is not None:
-        return file.size
-    return _path(file).stat().st_size
+    return file.size if isinstance(file, Location) and file.start is not None else _path(file).stat().st_size
 
 
 def changed_ns(status: os.stat_result) -> int:

@@ -286,9 +286,7 @@ def _meant(error: Exception) -> OSError:
     refused = 300 <= status < 500 and status not in (*_PASSING, _NO_RANGE)
     if refused or (isinstance(error, PermissionError) and told is None):
         return PermissionError(errno.EACCES, f"the storage refuses it: {getattr(error, 'strerror', None) or error}")
-    if told is not None:
-        return told
-    return OSError(errno.EHOSTUNREACH, f"{type(error).__name__}: {error}")
+    return told if told is not None else OSError(errno.EHOSTUNREACH, f"{type(error).__name__}: {error}")
 
 
 def problem(error: OSError) -> str:

@@ -106,6 +106,5 @@ def held_out_errors(timings: Sequence[Timing]) -> dict[int, float]:
     for tokens in sorted({t.tokens for t in timings}):
         others = [t for t in timings if t.tokens != tokens]
         if others:
-            own = [t for t in timings if t.tokens == tokens]
-            errors[tokens] = max(fit(others).residuals(own), key=abs)
+            errors[tokens] = max(fit(others).residuals([t for t in timings if t.tokens == tokens]), key=abs)
     return errors

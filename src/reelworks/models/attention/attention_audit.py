@@ -460,8 +460,7 @@ def _weights(call: AttentionCall, logits: Tensor, bias: Tensor | None, pairs: _P
         logits = logits.masked_fill(torch.arange(logits.shape[-1], device=logits.device) > tokens[:, None], -math.inf)
     if bias is not None:
         own = pairs.select(bias[..., rows, :] if bias.shape[-2] > 1 else bias)
-        is_boolean = bias.dtype == torch.bool
-        logits = logits.masked_fill(own == 0, -math.inf) if is_boolean else logits + own
+        logits = logits.masked_fill(own == 0, -math.inf) if bias.dtype == torch.bool else logits + own
     return logits.softmax(-1).nan_to_num(0.0)
 
 

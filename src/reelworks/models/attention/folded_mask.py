@@ -55,8 +55,7 @@ def together(values: Tensor, width: int, of_clip: int) -> int:
 
 def attend_apart(query_NALE: Tensor, key_NALE: Tensor, value_NALE: Tensor, count: int) -> Tensor:
     """Return `[N, A, L, E]` of L tokens that are those of `count` sequences, each of which attends within itself."""
-    spare = _spare(query_NALE.shape[-1])
-    own_LS = torch.eye(count, spare, dtype=query_NALE.dtype, device=query_NALE.device)
+    own_LS = torch.eye(count, _spare(query_NALE.shape[-1]), dtype=query_NALE.dtype, device=query_NALE.device)
     own_LS = own_LS.repeat_interleave(query_NALE.shape[-2] // count, dim=0, output_size=query_NALE.shape[-2])
     return _with(query_NALE, key_NALE, value_NALE, own_LS, (1 - own_LS) * _MASKED)
 

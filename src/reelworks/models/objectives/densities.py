@@ -69,10 +69,8 @@ def _beta_table(alpha: float, beta: float) -> tuple[NDArray[np.float64], NDArray
     where it is infinite in the share. Each cell is integrated by Gauss's rule with two points.
     """
     edges = np.linspace(0, math.pi / 2, _CELLS + 1)
-    width = edges[1] - edges[0]
-    at = (edges[:-1, None] + edges[1:, None]) / 2 + np.array([-0.5, 0.5]) * width / math.sqrt(3)
+    at = (edges[:-1, None] + edges[1:, None]) / 2 + np.array([-0.5, 0.5]) * (edges[1] - edges[0]) / math.sqrt(3)
     # By logarithms: large exponents would underflow.
     log_density = (2 * alpha - 1) * np.log(np.sin(at)) + (2 * beta - 1) * np.log(np.cos(at))
-    mass = np.exp(log_density - log_density.max()).mean(axis=1)
-    below = np.concatenate([[0.0], np.cumsum(mass)])
+    below = np.concatenate([[0.0], np.cumsum(np.exp(log_density - log_density.max()).mean(axis=1))])
     return edges, below / below[-1]

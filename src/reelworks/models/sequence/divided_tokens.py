@@ -85,6 +85,4 @@ class DividedTokens:
 def _replaced(
     args: tuple[Any, ...], kwargs: dict[str, Any], at: int, name: str, value: Tensor
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if name in kwargs:
-        return args, {**kwargs, name: value}
-    return (*args[:at], value, *args[at + 1 :]), kwargs
+    return (args, {**kwargs, name: value}) if name in kwargs else ((*args[:at], value, *args[at + 1 :]), kwargs)

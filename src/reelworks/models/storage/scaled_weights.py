@@ -57,9 +57,7 @@ class ScaledWeight(StoredWeight):
 
 def rotate(rows: Tensor, rotation: Tensor | None) -> Tensor:
     """Return rows `[..., in]` with inputs rotated in groups, or those that were rotated as they were; None changes nothing."""
-    if rotation is None:
-        return rows
-    return (rows.reshape(-1, len(rotation)) @ rotation.to(rows)).view(rows.shape)
+    return rows if rotation is None else (rows.reshape(-1, len(rotation)) @ rotation.to(rows)).view(rows.shape)
 
 
 @functools.cache
@@ -149,8 +147,7 @@ def _scaled(name: str, value: Tensor, scale: Tensor, group: int) -> Tensor:
 def _marker(name: str, data: Tensor) -> _Format:
     try:
         said: Any = user_files.parse_json(data.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        params = said.get("params") or {}
-        said = {**params, **said}
+        said = {**(said.get("params") or {}), **said}
         format = str(said["format"])
         group = int(said.get("convrot_groupsize", _DEFAULT_GROUP)) if said.get("convrot") else 0
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:

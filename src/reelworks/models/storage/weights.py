@@ -61,8 +61,7 @@ def files_of(source: str, field: str, part: str | None = None) -> list[Path]:
 
 
 def _files_of(source: str, part: str | None) -> list[Path]:
-    patterns = _WEIGHT_FILES if part is None else [f"{part}/*"]
-    place = _fetch(source, patterns, part or ".")
+    place = _fetch(source, _WEIGHT_FILES if part is None else [f"{part}/*"], part or ".")
     if part is not None and place.is_dir():
         place = _part(source, place, part)
     return _files(place)

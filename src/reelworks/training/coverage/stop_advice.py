@@ -109,8 +109,7 @@ def _rising_from(values: Sequence[float]) -> list[bool]:
     for first, value in reversed(list(enumerate(values))):
         score += sum((later > value) - (later < value) for later in values[first + 1 :])
         n = len(values) - first
-        deviation = math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
-        found.append(n > LEAST_AFTER and (score - 1) / deviation > _SIGNIFICANT)
+        found.append(n > LEAST_AFTER and (score - 1) / math.sqrt(n * (n - 1) * (2 * n + 5) / 18) > _SIGNIFICANT)
     return found[::-1]
 
 

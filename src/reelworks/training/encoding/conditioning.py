@@ -157,8 +157,7 @@ def image_embeddings(encoder: FrozenEncoders, frames_BTHWC: Tensor) -> Tensor:
 def image_shape(encoder: FrozenEncoders) -> tuple[int, int]:
     """Return the number and the width of a clip's image embeddings."""
     assert encoder.image_encoder is not None
-    pictures = 2 if encoder.conditioning.shown.last else 1
-    return pictures * encoder.image_encoder.tokens, encoder.image_encoder.dim
+    return (2 if encoder.conditioning.shown.last else 1) * encoder.image_encoder.tokens, encoder.image_encoder.dim
 
 
 def control_parts(encoder: FrozenEncoders, frames: Mapping[str, Tensor]) -> Tensor:

@@ -293,8 +293,7 @@ class Keys:
             assert sound is not None, "only clips that are found in the store have none"
             wanted[SOUND] = self._sound(dataclasses.replace(sound, clip=request), print_, label)
         if ids.image is not None and moves:
-            kind = IMAGE + " last" * ids.last_frame
-            wanted[IMAGE] = self._wanted(kind, ids.image, request, print_, label)
+            wanted[IMAGE] = self._wanted(IMAGE + " last" * ids.last_frame, ids.image, request, print_, label)
         seen = self.seen(wanted)
         wanted[TEXT] = self.text(work.captions[i], seen)
         if ids.empty_caption:

@@ -163,9 +163,7 @@ class Recipe(Config):
     def with_trigger(self, prompts: Sequence[str]) -> list[str]:
         """Return prompts with the trigger word as captions have it, if all clips that are learnt and have one have the same."""
         words = {d.trigger for d in self.dataset if d.trigger is not None and not d.prior_prediction}
-        if len(words) != 1:
-            return [*prompts]
-        return [captions.with_marks_filled(prompt, *words) for prompt in prompts]
+        return [*prompts] if len(words) != 1 else [captions.with_marks_filled(prompt, *words) for prompt in prompts]
 
     @property
     def validation_timesteps(self) -> list[float]:

@@ -170,9 +170,7 @@ class AdapterWatch:
             return "no gradient"
         if any(zeros):
             return "zero"
-        if all(now[:2] == former[:2] for now, former, _ in tensors):
-            return "unchanged"
-        return None
+        return "unchanged" if all(now[:2] == former[:2] for now, former, _ in tensors) else None
 
     @torch.no_grad()
     def _measured(self) -> list[_Sums]:

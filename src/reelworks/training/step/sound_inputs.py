@@ -54,8 +54,7 @@ def draw(config: SoundConfig, words_B: U64) -> SoundDraws:
     mode_B = np.minimum(np.searchsorted(ends, place_B, side="right"), len(shares) - 1)
     names = np.array([name for name, _ in shares])[mode_B]
     drawn = (Purpose.SOUND, _TIME) if config.times == "independent" else (Purpose.TIMESTEP,)
-    uniform = hash_rng.uniform(hash_rng.extend(words_B, *drawn))
-    return SoundDraws(names != "sound", names != "video", uniform)
+    return SoundDraws(names != "sound", names != "video", hash_rng.uniform(hash_rng.extend(words_B, *drawn)))
 
 
 def both(clips: int) -> SoundDraws:

@@ -96,9 +96,7 @@ class StepResult(StepTotals):
             return f'{self.spike}; train.spikes = "skip"'
         if self.finite and self.clips + self.repeats:
             return "the loss masks of its clips show nothing that is trained"
-        if self.finite:
-            return "no clip could be decoded"
-        return f"loss or gradient is not finite, {self.blame}"
+        return "no clip could be decoded" if self.finite else f"loss or gradient is not finite, {self.blame}"
 
     @classmethod
     def skipped(cls, rate: float) -> StepResult:

@@ -163,8 +163,7 @@ class Update:
         for i in np.flatnonzero(error.is_valid()).tolist():
             self.bad_files.append((f"{listed.root}/{files.entries[number[i]].path}", error[i].as_py()))
         captions, was = files.captions.take(pa.array(number)), self._live.caption.take(pa.array(row))
-        both_missing = pc.and_(pc.is_null(was), pc.is_null(captions))
-        same_captions = pc.fill_null(pc.equal(was, captions), both_missing)
+        same_captions = pc.fill_null(pc.equal(was, captions), pc.and_(pc.is_null(was), pc.is_null(captions)))
         same_root = pc.equal(self._live.root.take(pa.array(row)).cast(pa.string()), listed.root)
         same = self._same_scores(listed, number) & as_numpy(pc.and_(same_captions, same_root))
         self.unchanged += int(same.sum())

@@ -59,8 +59,7 @@ def _rewrite(catalog: Catalog) -> None:
     part_files.write_tables(path / part_files.compact_name(version), catalog.reader.tables(alive[rows.ordinal]))
     gone = np.flatnonzero(~alive)
     if len(gone):
-        arrays = [pa.array(gone), pa.array(catalog.uids()[gone])]
-        table = pa.table(arrays, schema=reader.TOMBSTONES_SCHEMA)
+        table = pa.table([pa.array(gone), pa.array(catalog.uids()[gone])], schema=reader.TOMBSTONES_SCHEMA)
         part_files.write_tables(path / part_files.gone_name(version), iter([table]))
     storage.fsync_folder(path)
     part_files.write_list(path, catalog.parts, version)

@@ -109,8 +109,7 @@ def _is_elsewhere(index: MirrorIndex, run: RunFolder) -> bool:
     """Whether the folder that wrote the mirror last is still there, and not this one."""
     there = RunFolder(Path(index.folder))
     with suppress(UserError, OSError):
-        is_its = there.info().id == index.run.id
-        return is_its and not (run.path.exists() and there.path.samefile(run.path))
+        return there.info().id == index.run.id and not (run.path.exists() and there.path.samefile(run.path))
     return False
 
 

@@ -93,9 +93,7 @@ class LoKr(LycorisType):
     def split_layer(self, kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int) -> Layers:
         """Return one stored layer as the target layer; empty if it joins several."""
         place = targets[0].place
-        if place.heights != (1,):
-            return {}
-        return {targets[0].layer: _swap_rows(kinds) if place.swapped else kinds}
+        return {} if place.heights != (1,) else {targets[0].layer: _swap_rows(kinds) if place.swapped else kinds}
 
     def peft_settings(self, adapter: Adapter, layers: Mapping[str, Collection[str]]) -> dict[str, Any]:
         """Return peft's settings for the header of a file."""
@@ -171,8 +169,7 @@ class LoKr(LycorisType):
         def truncate(rank: int) -> LowRank:
             i, j = order[:rank] // len(s2), order[:rank] % len(s2)
             U = torch.einsum("lr,kr->lkr", U1[:, i], U2[:, j]).flatten(0, 1)
-            V = torch.einsum("rm,rn->rmn", V1[i], V2[j]).flatten(1)
-            return low_rank.split(U, values[:rank], V)
+            return low_rank.split(U, values[:rank], torch.einsum("rm,rn->rmn", V1[i], V2[j]).flatten(1))
 
         return low_rank.Spectrum(values.double(), truncate)
 
@@ -185,9 +182,7 @@ def _whole(kinds: Mapping[str, Tensor], name: str) -> Tensor:
 def _factors(layer: Any, name: str) -> list[Tensor]:
     """Return the matrices whose product is a factor, from the left."""
     whole = getattr(layer, name)
-    if NAME in whole:
-        return [whole[NAME]]
-    return [getattr(layer, f"{name}_a")[NAME], getattr(layer, f"{name}_b")[NAME]]
+    return [whole[NAME]] if NAME in whole else [getattr(layer, f"{name}_a")[NAME], getattr(layer, f"{name}_b")[NAME]]
 
 
 def _swap_rows(kinds: Mapping[str, Tensor]) -> dict[str, Tensor]:

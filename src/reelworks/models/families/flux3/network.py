@@ -68,8 +68,7 @@ def _masks(module: Any, mask_BL: Tensor | None, others: int) -> Mapping[nn.Modul
     if mask_BL is None:
         return {}
     texts, all_ = (mask[:, None, None, :] for mask in (mask_BL, pad(mask_BL, (0, others), value=True)))
-    alone = dict.fromkeys(module.txt_mode_blocks, texts)
-    return alone | dict.fromkeys(module.single_transformer_blocks, all_)
+    return dict.fromkeys(module.txt_mode_blocks, texts) | dict.fromkeys(module.single_transformer_blocks, all_)
 
 
 @contextmanager

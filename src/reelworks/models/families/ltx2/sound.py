@@ -42,8 +42,7 @@ def mel_filters(sample_rate: int, bands: int) -> Tensor:
     frequency = torch.linspace(0.0, sample_rate / 2, _WINDOW // 2 + 1, dtype=torch.float64)[:, None]
     rising = (frequency - edges[:-2]) / (edges[1:-1] - edges[:-2])
     falling = (edges[2:] - frequency) / (edges[2:] - edges[1:-1])
-    triangles = torch.minimum(rising, falling).clamp(min=0.0)
-    return (triangles * 2 / (edges[2:] - edges[:-2])).float()
+    return (torch.minimum(rising, falling).clamp(min=0.0) * 2 / (edges[2:] - edges[:-2])).float()
 
 
 def log_mel(samples_BSK: Tensor, filters: Tensor, hop: int) -> Tensor:

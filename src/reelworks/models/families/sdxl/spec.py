@@ -91,8 +91,7 @@ class SDXLConfig(UNetConfig):
 
     def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
-        pooled = family.require_pooled(components)
-        width = pooled + 6 * self.addition_time_embed_dim
+        width = family.require_pooled(components) + 6 * self.addition_time_embed_dim
         return super().fit(components).model_copy(update={"projection_class_embeddings_input_dim": width})
 
 

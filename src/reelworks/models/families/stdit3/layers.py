@@ -249,8 +249,7 @@ class RotaryEmbedding(nn.Module):
 
     def forward(self, num_frames: int) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, `[T, head_dim / 2]` each, float32."""
-        frame = torch.arange(num_frames, dtype=torch.float32, device=self.freqs.device)
-        angle = frame[:, None] * self.freqs
+        angle = torch.arange(num_frames, dtype=torch.float32, device=self.freqs.device)[:, None] * self.freqs
         return angle.cos(), angle.sin()
 
 

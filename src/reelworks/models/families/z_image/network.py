@@ -19,8 +19,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: ZImageConfig) -> Tensor
     padding.
     """
     texts = unpadded(inputs.text, inputs.text_mask)
-    out = module(list(inputs.latent), 1 - inputs.time / PURE_NOISE, texts, return_dict=False)[0]
-    return torch.stack(out)
+    return torch.stack(module(list(inputs.latent), 1 - inputs.time / PURE_NOISE, texts, return_dict=False)[0])
 
 
 def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:
