@@ -5,6 +5,7 @@ from __future__ import annotations
 import email.utils
 import errno
 import io
+import shutil
 import socket
 import subprocess
 import sys
@@ -528,6 +529,41 @@ def test_a_mount_that_is_gone_is_waited_for(rights: _Rights, tmp_path: Path, lea
     with decoding(60.0, comes_back) as decode:
         assert not isinstance(decode([mount / "a.png"])[0], Failure)
         assert decode([mount / "b.png"]) == [Failure("No such file or directory")]  # beside another: it was removed
+
+
+@pytest.mark.parametrize("inside", ["", "0/1", "media"])
+def test_a_clip_that_is_removed_from_a_folder_of_its_own_is_no_mount(
+    rights: _Rights, tmp_path: Path, inside: str
+) -> None:
+    """The clips that are nearest to it tell: all that a mount holds is gone with it."""
+    clips = [tmp_path / "media" / f"clip_{i}" / inside / "video.png" for i in range(3)]
+    for clip in clips:
+        clip.parent.mkdir(parents=True)
+        shutil.copy(tmp_path / "a.png", clip)
+    with decoding(60.0) as decode:
+        decode([*clips, tmp_path / "a.png"])
+        clips[1].unlink()
+        (failure,) = decode([clips[1]])
+        assert isinstance(failure, Failure)
+        assert "is it mounted?" in failure.reason
+    for clip in clips:
+        clip.unlink(missing_ok=True)
+    with decoding(0.05) as decode, refused("storage-away"):
+        decode([*clips, tmp_path / "a.png"])
+
+
+def test_a_mount_beside_others_is_missed(rights: _Rights, tmp_path: Path) -> None:
+    """Though a folder elsewhere still has clips."""
+    clips = [tmp_path / mount / f"{i}.png" for mount in ("one", "two") for i in range(3)]
+    for clip in clips:
+        clip.parent.mkdir(exist_ok=True)
+        shutil.copy(tmp_path / "a.png", clip)
+    with decoding(0.05) as decode:
+        decode(clips)
+        for clip in clips[:3]:
+            clip.unlink()
+        with refused("storage-away", says="one"):
+            decode(clips[:1])
 
 
 _LEAVES = """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
+from pathlib import Path
 
 from reelworks.core import retry
 from reelworks.core.errors import UserError
@@ -18,7 +18,7 @@ from reelworks.data.media.location import MediaPath
 AWAY_SECONDS = 600.0
 _PAUSE_SECONDS, _LOOK_SECONDS = 5.0, 0.2
 # Of a storage that gives no clip, so many others are asked for, of which some may be refused too, unless it is silent.
-_MOST_KNOWN, _ASKING_SECONDS = 8, 5.0
+_MOST_KNOWN, _MOST_ASKED, _ASKING_SECONDS = 256, 8, 5.0
 
 
 class StorageAway(UserError):  # noqa: N818
@@ -39,17 +39,17 @@ class Patience:
     def __init__(self, seconds: float, leaves: Callable[[], bool]) -> None:
         self.seconds, self._leaves = seconds, leaves
         self._lock, self.is_over = threading.Lock(), False
-        # By storage, its files that were asked for last; one of this machine is asked for its folder.
-        self._known: dict[str, deque[MediaPath]] = defaultdict(partial(deque, maxlen=_MOST_KNOWN))
+        # By storage, its files that were asked for last; those of this machine are together, whatever is mounted.
+        self._known: dict[str, dict[MediaPath, None]] = defaultdict(dict)
         self._since: dict[str, float] = {}  # when each was found to be away
 
     def ask(self, file: MediaPath) -> None:
         """Note that a file will be read."""
-        if location.is_remote(file):
-            with self._lock:
-                known = self._known[location.storage_of(file)]
-                if file not in known:
-                    known.append(file)
+        with self._lock:
+            known = self._known[_place(file)]
+            known[file] = None
+            if len(known) > _MOST_KNOWN:
+                del known[next(iter(known))]
 
     def end(self, file: MediaPath) -> None:
         """Note that the storage of a file, for which it was waited, gives clips again."""
@@ -57,13 +57,18 @@ class Patience:
             logger.info("%s gives clips again", storage)
 
     def _gives_others(self, file: MediaPath) -> bool:
-        """Return whether the storage of a file answers for another one."""
-        if not location.is_remote(file):
-            return location.answers(file)
+        """Return whether the storage of a file answers for another one.
+
+        A mount that is gone takes all that lies there; of a clip with a folder of its own, those around it are asked.
+        """
+        if not location.is_remote(file) and location.answers(file):
+            return True
         with self._lock:
-            others = [other for other in reversed(self._known[location.storage_of(file)]) if other != file]
+            others = [other for other in reversed(self._known[_place(file)]) if other != file]
+        most = max((_shared_folders(file, other) for other in others), default=0)
+        nearest = [other for other in others if _shared_folders(file, other) == most][:_MOST_ASKED]
         began = time.monotonic()
-        return any(time.monotonic() - began < _ASKING_SECONDS and location.answers(other) for other in others)
+        return any(time.monotonic() - began < _ASKING_SECONDS and location.answers(other) for other in nearest)
 
     def wait(self, file: MediaPath, reason: str) -> bool:
         """Return whether the storage of a file that is not given answers for another one; else return after a pause.
@@ -96,3 +101,12 @@ class Patience:
             remedy="restore the network, the mount or the rights to read, such as AWS_ACCESS_KEY_ID, or wait for the time that it "
             "says; the same command goes on",
         )
+
+
+def _place(file: MediaPath) -> str:
+    return location.storage_of(file) if location.is_remote(file) else ""
+
+
+def _shared_folders(file: MediaPath, other: MediaPath) -> int:
+    first, second = (Path(location.storage_of(one), "clip").parents for one in (file, other))
+    return len({*first} & {*second})
