@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from typing import Any
 
@@ -10,6 +11,7 @@ import prepare_files as files
 import pytest
 from refused import refused
 
+from reelworks.core import toml_none
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.loader import left_out
 from reelworks.training.recipe import recipe_file
@@ -144,6 +146,22 @@ def test_plans_without_them_keep_their_digests(folder):
     plain = opened(folder)
     assert "resolutions" not in str(plain.plan_spec(2, 1))
     assert plain.plan_spec(2, 1).digest() != opened(folder, resolutions=["64px"]).plan_spec(2, 1).digest()
+
+
+def test_a_default_that_is_written_out_is_the_same_plan(folder):
+    """Of all keys, and of those whose default is the value of another one."""
+    plain = files.recipe(folder, bucket=[{"resolution": "32px", "num_frames": 5}])
+    values = toml_none.to_toml(plain)
+    recipes = [recipe_file.parse(copy.deepcopy(values))]
+    values["dataset"][0]["name"] = "data"
+    values["bucket"][0] |= {"num_frames": [5], "batch_size": 1, "keep_prob": [1.0], "sequence_degree": 1}
+    values["buckets"]["token_families"] = False
+    recipes += [recipe_file.parse(values)]
+    assert recipes[0] == plain != recipes[1]
+    specs = [files.opened(recipe).plan_spec(2, 1) for recipe in (plain, *recipes)]
+    assert len({spec.digest() for spec in specs}) == 1
+    values["bucket"][0]["keep_prob"] = 0.5
+    assert files.opened(recipe_file.parse(values)).plan_spec(2, 1).digest() != specs[0].digest()
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,9 @@ class DataSpec:
 
 
 # Only the buckets that result from these are digested; what recomputation changes is in the costs.
-_BUCKET_SEARCH = {"entries", "max_tokens", "max_batch_size", "tuned", "gradient_checkpointing"}
+_BUCKET_SEARCH = {
+    *["entries", "max_tokens", "max_batch_size", "batch_size", "tuned", "gradient_checkpointing", "token_families"]
+}
 # Clips that lack a companion, and how videos are cut, are covered by the catalog's digest.
 _NOT_OF_A_PLAN = {
     *SHOWING,
@@ -107,7 +109,7 @@ _LATER = {"resolutions": None, "lengths": None, "duplicates": "keep"}
 def plan_digest(spec: DataSpec, table: BucketTable, exclude_list: ExcludeList) -> str:
     """Return `PlanSpec.buckets_digest`: of the buckets, and of all settings that decide which clips they have.
 
-    Another digest is another plan.
+    Another digest is another plan; a default that is written out is none.
     """
     # Numbers of sources and the least ones of all datasets, which tell nothing if all clips have the same number.
     counts: list[list[int | None]] = [
@@ -117,13 +119,13 @@ def plan_digest(spec: DataSpec, table: BucketTable, exclude_list: ExcludeList) -
         counts.append([*spec.source_multiple, *([] if spec.picture_side is None else [spec.picture_side])])
     elif all(count == counts[0] and count[1] is None for count in counts):
         counts = []
-    datasets = [dataset.model_dump(exclude=_NOT_OF_A_PLAN) for dataset in spec.datasets]
+    datasets = [d.model_dump(exclude=_NOT_OF_A_PLAN) | {"name": d.dataset_name} for d in spec.datasets]
     return digests.digest_json(
         [
             [[b.name, *b.shape.__dict__.values(), b.batch_size] for b in table.buckets],
             table.config.model_dump(exclude=_BUCKET_SEARCH),
-            # What a degree changes in a plan is in the batch sizes of its specification.
-            [entry.model_dump(exclude={"sequence_degree"}) for entry in table.given],
+            # What a degree changes in a plan is in the batch sizes of its specification, and those of clips in the buckets.
+            [[entry.resolution, entry.frames(), entry.keep_probs()] for entry in table.given],
             spec.data.frame_interval,
             spec.data.frame_rate,
             [{key: v for key, v in values.items() if key not in _LATER or v != _LATER[key]} for values in datasets],
