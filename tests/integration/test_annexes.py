@@ -14,6 +14,7 @@ from typing import Any
 import fabricate
 import page_client
 import pytest
+import tomli_w
 from refused import refused
 from test_stored_latents import checksums
 from typer.testing import CliRunner
@@ -26,7 +27,7 @@ from reelworks.data.run.folder import RunFolder
 from reelworks.inference.previews import previews
 from reelworks.reports import html
 from reelworks.training.observers import observer
-from reelworks.training.recipe import recipe_file
+from reelworks.training.recipe import annex_tables, recipe_file
 
 _PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "write-an-annex.md"
 PACKAGE = _PAGE.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
@@ -130,6 +131,25 @@ def test_its_table_of_recipes_is_checked(tiny: Any, name: str, table: Any, code:
 def test_a_table_of_a_package_that_is_not_installed_is_refused(tiny: Any) -> None:
     with refused("annex-unknown", "annex.bicycle"):
         recipe_file.parse(tiny(annex={"bicycle": {}}))
+
+
+@pytest.mark.parametrize("stages", [[], [{"name": "only", "steps": 2}]])
+def test_a_run_is_read_without_the_package_that_it_was_trained_with(
+    tiny: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, stages: list[Any]
+) -> None:
+    """Which is told once; to train on needs it."""
+    values = tiny(stage=stages) if stages else tiny(train={"max_steps": 2})
+    run = RunFolder(tmp_path / "run")
+    run.create(1)
+    run.recipe_file.write_text(tomli_w.dumps(values | {"annex": {"unicycle": {"turns": 3}}}), encoding="utf-8")
+    annex_tables._tell_of_missing.cache_clear()
+    for _ in range(2):
+        recipe = recipe_file.load(run.recipe_file)
+        assert [one.annex for one in recipe_file.each_stage(recipe)] == [{"unicycle": {"turns": 3}}]
+    (warning,) = caplog.messages
+    assert "unicycle, which is not installed" in warning
+    with refused("annex-unknown", "annex.unicycle"):
+        rw.train(recipe)
 
 
 @pytest.mark.usefixtures("bicycle")

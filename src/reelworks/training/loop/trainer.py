@@ -39,7 +39,7 @@ from reelworks.training.observers.observer import Training
 from reelworks.training.observers.profile import StepProfiler
 from reelworks.training.observers.run_logger import RunLogger
 from reelworks.training.observers.validation import digest_of_loss
-from reelworks.training.recipe import recipe_file
+from reelworks.training.recipe import annex_tables, recipe_file
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import progress
 
@@ -116,6 +116,7 @@ def run(
 
     `on_end` gets the result on the first rank.
     """
+    annex_tables.require(recipe.annex)
     stages.require_unrestarted(recipe, request)
     with StopSignals() as signals:
         try:

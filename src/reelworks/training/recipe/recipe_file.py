@@ -19,7 +19,7 @@ from reelworks.data.buckets.config import as_table
 from reelworks.data.catalog.store import measured_columns
 from reelworks.data.run.folder import RunFolder
 from reelworks.training.loop import config
-from reelworks.training.recipe import stages, validation
+from reelworks.training.recipe import annex_tables, stages, validation
 from reelworks.training.recipe.errors import explain
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.recipe.stages import StageConfig, StageList
@@ -66,9 +66,9 @@ def load_whole(path: Path, overrides: Sequence[str] = (), data_path: Path | None
         ) from error
     values.setdefault("output", f"runs/{path.stem}")
     chosen = [text for text in overrides if text.partition("=")[0].strip() == "stage"]
-    # The catalog of a run's recipe may be elsewhere by now.
+    # The catalog of a run's recipe may be elsewhere by now, and packages that it was trained with too.
     of_run = any((folder / "run.json").is_file() for folder in path.parents[:2])
-    with measured_columns.any_name(of_run):
+    with measured_columns.any_name(of_run), annex_tables.may_be_missing(of_run):
         others = [text for text in overrides if text not in chosen]
         recipe = parse(with_overrides(values, others))
     recipe = recipe if data_path is None else on_footage(recipe, data_path)
@@ -149,7 +149,7 @@ def _require_plain(value: Any, field: str) -> None:
 def of_stage(recipe: Recipe, index: int, start: StageStart | None = None) -> Recipe:
     """Return the recipe of one stage; with its start, its ends count from the start of the run, as positions do."""
     stage, total = recipe.stage[index], recipe.train.max_steps
-    with measured_columns.any_name():  # all names were checked when the recipe was read
+    with measured_columns.any_name(), annex_tables.may_be_missing():  # all was checked when the recipe was read
         one = _parse_one(stages.merged(toml_none.to_toml(recipe), stage))
     if start is None:
         # A rate falls until the run's end.
