@@ -372,6 +372,33 @@ def test_a_former_save_of_the_step_never_lends_its_manifest(tmp_path: Path) -> N
     assert at > 10
 
 
+def test_while_a_step_is_saved_anew_the_one_that_training_began_from_stays(tmp_path: Path) -> None:
+    """For each call, and with a policy of one: a mirror that loses the storage has a checkpoint."""
+    run = new_run(tmp_path / "run", 100, 200)
+    (run.checkpoints_folder / "pins" / "step-000000100").unlink()
+    store, of_one = CheckpointFolder(run.checkpoints_folder), {"keep_last": 1, "keep_best": None}
+    copy(run, place_at(tmp_path / "0"), 100, 200, **of_one)
+    assert shown(place_at(tmp_path / "0")) == [200]
+    store.quarantine(200, "abandoned")
+    store.log("went_back", 100)
+    copy(run, place_at(tmp_path / "0"), 100, **of_one)  # as a start offers it
+    write_plain(store, 200, save_id="of the new branch")
+    store.record_saved(store.info(200), 0.0)
+    at, kinds = 0, ["unmirrored"]
+    while "unmirrored" in kinds:
+        at += 1
+        there = tmp_path / str(at)
+        shutil.copytree(tmp_path / "0", there)
+
+        def die(call: int, name: str, at: int = at) -> None:
+            if call >= at:
+                raise OSError("dead")
+
+        kinds = copy(run, place_at(there, die), 200, **of_one).kinds()
+        assert shown(place_at(there))
+    assert at > 10
+
+
 def test_what_the_run_went_back_behind_is_set_aside(tmp_path: Path) -> None:
     """A later checkpoint of an abandoned branch no longer passes for the newest, and its files stay."""
     run, place = new_run(tmp_path / "run", 100, 200, 300), place_at(tmp_path / "mirror")

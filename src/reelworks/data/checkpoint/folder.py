@@ -200,7 +200,7 @@ class CheckpointFolder:
     def recover(self) -> None:
         """Put back checkpoints that a process was replacing when it was killed."""
         for path in self.root.glob(".old-*"):
-            step = names.parse_replaced(path.name)
+            step = names.parse_fresh("old", path.name)
             if step is not None and not self.path(step).exists():
                 with suppress(FileNotFoundError):  # another process has put it back, or removed it
                     storage.rename(path, self.path(step))
@@ -249,8 +249,8 @@ class CheckpointFolder:
     def quarantine(self, step: int, reason: str) -> Path:
         """Rename a bad checkpoint, for a person to inspect, and return its new path; older ones are deleted."""
         path = self._move(step, self.root / names.fresh("bad", step), reason)
-        others = sorted(self.root.glob(f"{names.BAD}*"), key=lambda other: other.stat().st_ctime)
-        for old in others[:-_KEPT_BAD]:
+        bad = [old for old in self.root.iterdir() if names.parse_fresh("bad", old.name) is not None]
+        for old in sorted(bad, key=lambda old: (old.stat().st_ctime_ns, old.name))[:-_KEPT_BAD]:
             storage.rmtree_if_possible(old)
         return path
 

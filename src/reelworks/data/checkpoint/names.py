@@ -28,7 +28,7 @@ STATE = "state.json"
 CURSOR = "cursor.json"
 
 _STEP = re.compile(r"step-(\d{9,})")
-_REPLACED = re.compile(r"\.old-(step-\d{9,})-[0-9a-f]{12}")
+_FRESH = re.compile(r"\.([a-z]+)-(step-\d{9,})-[0-9a-f]{12}")
 # Leftovers of a killed process: saves in progress, half-emptied trash, what was replaced, an unfinished `latest`.
 _LEFTOVER = re.compile(r"\.(tmp|trash|old)-step-\d{9,}-[0-9a-f]{12}|\.latest\.[0-9a-f]{8}\.tmp")
 
@@ -55,10 +55,10 @@ def parse_step(name: str) -> int | None:
     return step if step >= 0 and of_step(step) == name else None
 
 
-def parse_replaced(name: str) -> int | None:
-    """Return the step in the name of a replaced checkpoint; None for any other name."""
-    match = _REPLACED.fullmatch(name)
-    return None if match is None else parse_step(match[1])
+def parse_fresh(kind: str, name: str) -> int | None:
+    """Return the step in a name that `fresh` gives to checkpoints of a kind; None for any other name."""
+    match = _FRESH.fullmatch(name)
+    return None if match is None or match[1] != kind else parse_step(match[2])
 
 
 def is_leftover(name: str) -> bool:
