@@ -28,6 +28,7 @@ from reelworks.annexes.captions import record
 from reelworks.annexes.captions.request import CaptionRequest
 from reelworks.core import storage, system
 from reelworks.data.catalog.config import Source
+from reelworks.data.catalog.scan import list_tables
 from reelworks.data.catalog.scan.scan import scan_sources
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.run import lock
@@ -213,6 +214,19 @@ def test_lists(data: Path, tmp_path: Path) -> None:
         assert rows.scores["aes"][rows.is_image].tolist() == [4.5, 5.5]
     assert texts(data) == {}
     assert pyarrow.parquet.read_table(data / "new.parquet").column("where").to_pylist() == ["a, b", "c", ""]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_equal_rows_of_a_list_are_one_in_the_new_one(data: Path, suffix: str) -> None:
+    rows = [{"path": name, "id": number} for name, number in (("p0.png", "007"), ("p0.png", "007"), ("p1.png", "1.10"))]
+    (data / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (data / "a.csv").write_text("path,id\n" + "".join(f"{row['path']},{row['id']}\n" for row in rows), encoding="utf-8")
+    for former in ("a.jsonl", "a.csv"):
+        run(data / former, list=data / f"new.{suffix}", command="echo A cat.", overwrite=True)
+        table = list_tables.read(data / f"new.{suffix}").table
+        assert table.column("path").to_pylist() == ["p0.png", "p1.png"]
+        assert table.column("text").to_pylist() == ["A cat."] * 2
+        (data / f"new.{suffix}").unlink()
 
 
 def test_other_columns_are_copied_as_they_stand(data: Path) -> None:

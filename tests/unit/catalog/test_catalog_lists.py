@@ -361,7 +361,7 @@ def test_lists_with_other_scores_and_folders_stand_in_one_catalog(folder: Path) 
     [
         ("thing,text\na.png,x\n", "no column named path; it has thing, text"),
         ("path,aes\na.png,1\n,2\n", "row 2 has no path"),
-        ("path\na.png\nsub/b.png\n./a.png\n", "the first is a.png in rows 1, 3"),
+        ("path,text\na.png,x\nsub/b.png,x\n./a.png,y\n", "the first is a.png in rows 1, 3"),
         ("path\na.png\n../b.png\n", "row 2, .*/b.png, lies outside"),
         ("path\na.png\n/etc/passwd.png\n", "row 2, /etc/passwd.png, lies outside"),
         ("path\nx.png\ny.mp4\n", "none of the 2 files of the list is .* the first is .*/x.png: no such file"),
@@ -485,6 +485,23 @@ def test_a_word_in_a_column_of_numbers_is_named(folder: Path) -> None:
     assert '"in" (not a valid name in filters' in note
     assert "words (no numbers)" in note
     assert by_path(folder / "meta.csv")["sub/b.png"]["flow"] is None
+
+
+@pytest.mark.parametrize("name", ["meta.csv", "meta.jsonl", "meta.parquet"])
+def test_equal_rows_are_one_clip_and_others_of_a_file_are_refused(folder: Path, name: str) -> None:
+    """Which of two captions or scores is valid, only the user can tell."""
+    row: Row = {"path": "a.png", "text": "one", "aes": 5.0, "more": "x"}
+    other: Row = {"path": "sub/b.png", "text": "one", "aes": None, "more": ""}
+    rows = [row, other, row | {"path": "./a.png"}, other, row]
+    result = scanned(write(folder / name, rows))
+    assert any("equal to others, and are left out: 3" in note for note in result.notes)
+    assert by_path(folder / name) == {
+        "a.png": {"caption": "one", "error": None, "aes": 5.0},
+        "sub/b.png": {"caption": "one", "error": None, "aes": None},
+    }
+    for key, value in (("text", "two"), ("aes", 4.0), ("aes", None), ("more", "y")):
+        with refused("duplicate-path", says="1 files are in several rows; the first is a.png in rows 1, 3, 5, 6"):
+            scanned(write(folder / name, [*rows, row | {key: value}]))
 
 
 def test_a_filter_leaves_out_clips_without_the_score(folder: Path) -> None:

@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,6 @@ from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.scan import list_columns, list_tables, lists, remote
 from reelworks.data.catalog.scan.list_columns import PATH
 from reelworks.data.media import location, storages
-from reelworks.data.media.location import MediaPath
 
 _TEXT = "text"
 Captions = Mapping[int, Sequence[str]]
@@ -167,14 +167,14 @@ class _ListPart(NamedTuple):
     """Rows of one source.
 
     Attributes:
-        list_file: The list that it is, None for a folder or catalog.
+        source: The folder, list or catalog; equal rows of a list are one.
         is_plain: Whether the list has the form that this program writes.
         table: The rows with captions and paths of the new list.
         column: Name of the column of captions in `table`.
         former: Its name in the list, None for none.
     """
 
-    list_file: MediaPath | None
+    source: CaptionSource
     is_plain: bool
     table: Any
     column: str
@@ -186,30 +186,29 @@ class _ListPart(NamedTuple):
         paths = pa.array([_below(root, clip) for clip in source.clips], pa.large_string())
         if source.list_file is None:
             ranges = _ranges(source.clips) if any(clip.range for clip in source.clips) else {}
-            return cls(None, False, pa.table({PATH: paths, **ranges, _TEXT: texts}), _TEXT, None)
+            return cls(source, False, pa.table({PATH: paths, **ranges, _TEXT: texts}), _TEXT, None)
         table, former, _, is_plain = list_tables.read(source.list_file)
         column = former if former is not None and is_alone else _TEXT
         table = table.rename_columns([column if name == former else name for name in table.column_names])
         if len(set(table.column_names)) < len(table.column_names):
             raise ValueError("two columns have one name")
-        table = table.set_column(table.column_names.index(PATH), PATH, paths)
-        if former is None:
-            return cls(source.list_file, is_plain, table.append_column(column, texts), column, None)
-        table = table.set_column(table.column_names.index(column), column, texts)
-        return cls(source.list_file, is_plain, table, column, former)
+        columns = dict(zip(table.column_names, table.filter(source.kept).columns, strict=True))
+        table = pa.table(columns | {PATH: paths, column: texts})
+        return cls(source, is_plain, table, column, former)
 
     def rows(self, suffix: str) -> list[dict[str, Any]]:
         """Return the rows without what they lack, for a list of some format; those of the same are as they stand there."""
-        if self.list_file is None or not self.is_plain or self.list_file.suffix.lower() != suffix:
+        given, kept = self.source.list_file, self.source.kept
+        if given is None or not self.is_plain or given.suffix.lower() != suffix:
             table = self.table
             if suffix == ".csv":
                 names = table.column_names
-                stand = [] if self.list_file is None else list_tables.texts(self.list_file).columns
+                stand = [] if given is None else list_tables.texts(given).filter(kept).columns
                 columns = dict(zip(names, table.columns, strict=True)) | dict(zip(names, stand, strict=False))
                 columns |= {name: table.column(name) for name in (PATH, self.column)}
                 table = pa.table({name: column.cast(pa.large_string()) for name, column in columns.items()})
             return [_without_none(row) for row in table.to_pylist()]
-        with location.local(remote.current(self.list_file)) as here:
+        with location.local(remote.current(given)) as here:
             file = Path(str(here))
             if suffix == ".csv":
                 with file.open(encoding="utf-8-sig", newline="") as lines:
@@ -222,7 +221,7 @@ class _ListPart(NamedTuple):
                         rows = _renamed([json.loads(line) for line in lines if line.strip()], self.former, self.column)
                 except json.JSONDecodeError:  # objects of several lines, or several in one
                     return [_without_none(row) for row in self.table.to_pylist()]
-        pairs = zip(rows, self.table.select([PATH, self.column]).to_pylist(), strict=True)
+        pairs = zip(compress(rows, kept), self.table.select([PATH, self.column]).to_pylist(), strict=True)
         return [{n: v for n, v in (row | new).items() if v is not None or n not in new} for row, new in pairs]
 
 

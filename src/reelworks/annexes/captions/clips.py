@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.config import Source
@@ -76,6 +77,7 @@ class CaptionSource:
     root: str
     clips: tuple[CaptionClip, ...]
     list_file: MediaPath | None = None  # the list that it is
+    kept: Any = None  # which rows of it are clips
 
 
 def find(data: Sequence[str], root: str | None) -> list[CaptionSource]:
@@ -158,7 +160,7 @@ def _of_source(given: str, root: str | None) -> CaptionSource:
         label = f"{source.name}/{entry.path}" + (f"[{entry.clip}]" if entry.clip else "")
         in_list, caption = ("", None) if files.captions is None else (_IN_LIST, files.captions[i].as_py())
         clips.append(_clip(label, source.address, entry, file, caption, in_list=in_list))
-    return CaptionSource(given, source.address, _settled(clips), source.list_file)
+    return CaptionSource(given, source.address, _settled(clips), source.list_file, files.kept)
 
 
 def _settled(clips: Sequence[tuple[CaptionClip, Unsettled | None]]) -> tuple[CaptionClip, ...]:

@@ -17,6 +17,7 @@ import keyword
 import math
 import os
 from collections import Counter
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,7 @@ def _relative(paths: Any, source: Source) -> Any:
         normalised = [t if storages.is_url(t) else Path(os.path.normpath(Path(root, t))).as_posix() for t in texts]
         paths = pc.replace_with_mask(paths, odd, pa.array(normalised, paths.type))
     for prefix in dict.fromkeys(storages.address(folder, "") for folder in (root, source.address)):
-        below = pc.starts_with(paths, prefix)
-        paths = pc.if_else(below, pc.utf8_slice_codeunits(paths, len(prefix)), paths)
+        paths = pc.if_else(pc.starts_with(paths, prefix), pc.utf8_slice_codeunits(paths, len(prefix)), paths)
     outside = pc.match_substring_regex(paths, OUTSIDE)
     _refuse_at(outside, paths, source, f"lies outside {root}", _root_for(named))
     return paths
@@ -126,22 +126,34 @@ def _numbers(table: Any, name: str, source: Source) -> NDArray[np.float64]:
         raise ListError(problem, source, code="column-not-of-numbers", remedy=remedy) from error
 
 
-def _refuse_twice(paths: Any, clips: list[str], source: Source) -> None:
-    """Refuse a clip in several rows: which of its captions and scores is valid, only the user can tell."""
+def _once(paths: Any, clips: list[str], source: Source, table: Any = None) -> Any:
+    """Return a mask of rows that has one of those that are equal in all columns of a table.
+
+    Refuse a clip in other rows: which of its captions and scores is valid, only the user can tell.
+    """
     if clips:
         texts = pa.array([f" {clip}" if clip else "" for clip in clips], TEXT)
         paths = pc.binary_join_element_wise(paths.cast(TEXT), texts, pa.scalar("", TEXT))
     counts = paths.value_counts()
-    duplicates = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
-    if len(duplicates):
-        path = duplicates[0].as_py()
-        rows = (np.flatnonzero(as_numpy(pc.equal(paths, path))) + 1).tolist()
+    several = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
+    rows, kept = np.flatnonzero(as_numpy(pc.is_in(paths, several))), np.ones(len(paths), dtype=np.bool_)
+    values = rows.tolist() if table is None else map(repr, table.take(rows).drop_columns(PATH).to_pylist())
+    first: dict[str, Any] = {}
+    differ: dict[str, None] = {}
+    for row, path, value in zip(rows.tolist(), paths.take(rows).to_pylist(), values, strict=True):
+        kept[row] = path not in first
+        if first.setdefault(path, value) != value:
+            differ[path] = None
+    if differ:
+        path = next(iter(differ))
+        twice = (np.flatnonzero(as_numpy(pc.equal(paths, path))) + 1).tolist()
         raise ListError(
-            f"{len(duplicates)} {'clips' if clips else 'files'} are in several rows; the first is {path} in rows {', '.join(map(str, rows[:5]))}",
+            f"{len(differ)} {'clips' if clips else 'files'} are in several rows; the first is {path} in rows {', '.join(map(str, twice[:5]))}",
             source,
             code="duplicate-path",
             remedy="keep one row for each file, or for each range of one (start_frame, end_frame); to train clips more than once, use dataset.repeats",
         )
+    return kept
 
 
 def _refuse_at(wrong: Any, paths: Any, source: Source, problem: str, remedy: str) -> None:
@@ -195,18 +207,21 @@ def read(source: Source) -> Listing:
         raise ListError("the list has no rows", source, code="no-media", remedy="write a row for each clip")
     paths = _relative(table.column(PATH).combine_chunks(), source)
     clips = _clips(table, paths, source)
-    _refuse_twice(paths, clips, source)
-    captions = None if caption is None else table.column(caption).combine_chunks()
     scores, note = _scores(table, caption, str(source.list_file), trusted=source.trust_list)
+    if not (kept := _once(paths, clips, source, table)).all():
+        notes += (f"rows that are equal to others, and are left out: {(~kept).sum():,}",)
+        table, paths, clips = table.filter(kept), paths.filter(kept), [*compress(clips, kept)]
+        scores = {name: score[kept] for name, score in scores.items()}
+    captions = None if caption is None else table.column(caption).combine_chunks()
     if caption is None:
         notes += (f"no column of captions ({', '.join(CAPTION_NAMES)}): those beside the files are read",)
     entries = _entries(paths, source, captions=caption is None)
-    _refuse_twice(pa.array([entry.path for entry in entries], TEXT), clips, source)  # in other spellings
+    _once(pa.array([entry.path for entry in entries], TEXT), clips, source)  # in other spellings
     if source.trust_list:
         entries = _with_measures(entries, table, source)
     if clips:  # a range is measured in its file, whatever the list states
         entries = [e._replace(clip=c, cut="list", stated=None) if c else e for e, c in zip(entries, clips, strict=True)]
-    return Listing(entries, captions, scores, "; ".join([note, *notes]))
+    return Listing(entries, captions, scores, "; ".join([note, *notes]), kept)
 
 
 _STATED = ("num_frames", "height", "width", "fps")

@@ -45,6 +45,7 @@ class Listing(NamedTuple):
     captions: Any = None  # null for none; None if captions are in files of their own
     scores: Mapping[str, NDArray[np.float64]] = MappingProxyType({})  # by name, NaN for a missing one
     note: str | None = None  # message about what was used of the list or folder and what was ignored
+    kept: Any = None  # of a list, a mask of its rows, of which equal ones are one file
 
 
 def count_text(extensions: Counter[str]) -> str:
