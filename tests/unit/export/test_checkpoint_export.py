@@ -21,6 +21,7 @@ from reelworks.data.checkpoint import safetensors_header
 from reelworks.data.checkpoint import save as commit
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run.folder import RunFolder
+from reelworks.inference.generate import export_run
 from reelworks.models.export import export, exports_folder, safetensors_file
 from reelworks.models.export.config import ExportsConfig
 from reelworks.models.storage import weights as weight_files
@@ -191,11 +192,29 @@ def test_a_failing_disk_leaves_what_was_there(run: RunFolder, checkpoint: Path, 
         lambda: export.export_checkpoint(checkpoint, target, **given),
         lambda: export.export_state_dict({"w": torch.ones(2)}, target, **given),
     ):
-        with storage.guarded(full), refused("export-failed", "exports", says="No space left") as error:
+        with storage.guarded(full), pytest.raises(OSError, match="No space left"):
             write()
-        assert error.value.remedy == "free disk space"
     assert [p.name for p in folder.iterdir()] == ["w.safetensors"]
     assert (folder / "w.safetensors").read_text(encoding="utf-8") == "former"
+
+
+def test_a_full_disk_is_told_with_the_place_that_was_asked_for(
+    run: RunFolder, checkpoint: Path, tmp_path: Path
+) -> None:
+    """That of the command, or the recipe's table, whose weights lie in the run."""
+
+    def full(what: str, path: Path) -> None:
+        if what == "write" and path.name.endswith(".tmp"):
+            raise OSError(28, os.strerror(28))
+
+    with storage.guarded(full):
+        with refused("export-failed", "target", says="No space left") as error:
+            export_run.export(checkpoint, tmp_path / "mine" / "w.safetensors")
+        assert error.value.value == str(tmp_path / "mine" / "w.safetensors")
+        assert error.value.remedy == "free disk space"
+        with refused("export-failed", "exports", says="No space left") as error:
+            exports_folder.write(run, checkpoint, ExportsConfig(weights="ema"), step=40, epoch=0)
+        assert error.value.value == str(run.exports_folder)
 
 
 def test_a_damaged_checkpoint_is_not_exported(checkpoint: Path, tmp_path: Path) -> None:
@@ -248,7 +267,8 @@ def test_products_are_kept_by_their_own_rule(run: RunFolder, tmp_path: Path) -> 
     export.export_weights(
         {"model": {"w": torch.zeros(1)}, "ema": {}}, by_hand, weights="ema", dtype="float32", about=about(run)
     )
-    (run.exports_folder / ".step-000000009-ema.safetensors.0123abcd.tmp").touch()
+    (left := run.exports_folder / ".step-000000009-ema.safetensors.0123abcd.tmp").touch()
+    os.utime(left, (0, 0))
     for step in (10, 20, 30, 40):
         path = save(run, step, config)
         assert path is not None

@@ -15,7 +15,13 @@ from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run import history
 from reelworks.models.adapters.conventions import CONVENTIONS, LoraFormat
 from reelworks.models.export.config import Dtype, Weights
-from reelworks.models.export.export import describe_run, export_checkpoint, export_state_dict, require_free_file
+from reelworks.models.export.export import (
+    describe_run,
+    export_checkpoint,
+    export_state_dict,
+    raising_export_failed,
+    require_free_file,
+)
 from reelworks.models.export.lora import lora_file_of
 
 
@@ -91,11 +97,11 @@ def export(
         loaded = LoadedModel.load(info.path, averaged=ema, to_merge=True)
         with log.stage("adding the LoRA to the model", at_once=True):
             state = loaded.merge()
-        with log.stage(f"writing {target}", at_once=True):
+        with raising_export_failed(target, "--output"), log.stage(f"writing {target}", at_once=True):
             written = export_state_dict(state, target, weights=weights, dtype=dtype, about=about)
         return Exported(step, weights, dtype, written)
     for file in [] if lora is None else lora.files(target):
         require_free_file(file)
-    with log.stage(f"writing {target}", at_once=True):
+    with raising_export_failed(target, "--output"), log.stage(f"writing {target}", at_once=True):
         written = export_checkpoint(info.path, target, weights=weights, dtype=dtype, about=about, lora=lora)
     return Exported(step, weights, dtype, written)

@@ -63,7 +63,7 @@ def export_checkpoint(
 
     Raises:
         UserError: The checkpoint is damaged or has no average, or a value does not fit the dtype; names the tensor.
-        ExportFailed: The storage fails or has too little room.
+        OSError: The storage fails or has too little room, see `raising_export_failed`.
     """
     with read_lock.reading(path), ExitStack() as stack:
         stack.enter_context(verify.bad_told(path))
@@ -75,8 +75,7 @@ def export_checkpoint(
         read = (tensor for key in keys for tensor in load.read_tensors(path, state, {key}).values())
         if lora is not None:
             lora = lora._replace(base=lora_base_of(path))
-        with raising_export_failed(target):
-            return _write(target, entries, read, _header(about, weights, dtype), dtype, lora)
+        return _write(target, entries, read, _header(about, weights, dtype), dtype, lora)
 
 
 class CheckpointTensor(NamedTuple):
@@ -111,9 +110,8 @@ def export_state_dict(
 ) -> list[Path]:
     """Write unsharded weights that are in memory; arguments as for `export_checkpoint`."""
     entries = _entries(state, dtype)
-    with raising_export_failed(target):
-        tensors = (state[entry.name].cpu() for entry in entries)
-        return _write(target, entries, tensors, _header(about, weights, dtype), dtype, None)
+    tensors = (state[entry.name].cpu() for entry in entries)
+    return _write(target, entries, tensors, _header(about, weights, dtype), dtype, None)
 
 
 def export_tensors(
@@ -146,7 +144,7 @@ def require_free_file(target: Path) -> None:
             value=str(target),
             remedy="remove it, or name another file" if is_named else f"name it {target.stem or 'weights'}.safetensors",
         )
-    with raising_export_failed(target):
+    with raising_export_failed(target, "--output"):
         storage.mkdirs(target.parent)
 
 
@@ -184,8 +182,8 @@ def export_weights(
 
 
 @contextmanager
-def raising_export_failed(target: Path) -> Iterator[None]:
-    """Turn a failure of any rank or of the storage into `ExportFailed`."""
+def raising_export_failed(target: Path, field: str = "exports") -> Iterator[None]:
+    """Turn a failure of any rank or of the storage into `ExportFailed`, which names the key or option that asks for the target."""
     try:
         yield
     except (collectives.RanksFailed, OSError) as error:
@@ -193,7 +191,7 @@ def raising_export_failed(target: Path) -> Iterator[None]:
         raise ExportFailed(
             f"no weights were written ({error})",
             code="export-failed",
-            field="exports",
+            field=field,
             value=str(target),
             remedy="free disk space" if errnos & disk_space.FULL else "fix the cause named above",
         ) from error
