@@ -322,7 +322,8 @@ def _write(
     target = request.output.resolve()  # a link stays, and leads to the new weights
     with files.writing("output", target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+        safetensors_file.sweep(target)
+        temporary = safetensors_file.temporary_name(target)
         try:
             storage.mkdir(temporary)
             written = safetensors_file.write(

@@ -7,7 +7,6 @@ from these thin matrices too; the whole matrix is never built.
 from __future__ import annotations
 
 import functools
-import tempfile
 from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import replace
@@ -22,11 +21,12 @@ from reelworks.annexes.lora.contents import StoredLayer, written_dtype
 from reelworks.annexes.lora.output import NewAdapterFile, rewriting
 from reelworks.annexes.lora.request import MergeLorasRequest
 from reelworks.annexes.lora.results import LoraResult
-from reelworks.core import files, requests
+from reelworks.core import files, requests, storage
 from reelworks.core.errors import UserError, first_few
 from reelworks.models.adapters import low_rank, other_tensors
 from reelworks.models.adapters.adapter_types.registry import LORA
 from reelworks.models.adapters.low_rank import LowRank
+from reelworks.models.export import safetensors_file
 
 
 class _Weighted(NamedTuple):
@@ -110,7 +110,8 @@ def _converted(
         )
     with files.writing("output", request.output):
         request.output.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=request.output.parent, prefix=".merge-")))
+        storage.mkdir(folder := safetensors_file.temporary_name(request.output))
+    stack.callback(storage.rmtree_if_possible, folder)
     new = NewAdapterFile(folder / "converted.safetensors", torch.float32, stack)
     try:
         converted = convert.write_as(other, new, first.convention, request.model)
@@ -124,6 +125,7 @@ def _converted(
         ) from error
     notes += converted.notes
     (path,) = converted.files
+    safetensors_file.hold(stack.enter_context(path.open("rb")))
     return stack.enter_context(open_adapter(str(path), "files"))
 
 

@@ -32,7 +32,6 @@ _NAME = re.compile(
 )
 _FEW = 3  # exports that stay where they take much of the disk
 _FREE_SHARE = 0.1
-_LEFTOVER = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]{{8}}\.tmp")
 
 
 def path_of(run: RunFolder, step: int, weights: Weights, lora: str | None = None) -> Path:
@@ -61,9 +60,6 @@ def write(
         return []
     with export.raising_export_failed(folder):
         storage.mkdirs(folder)
-        for path in folder.iterdir():
-            if _LEFTOVER.fullmatch(path.name):  # of a process that died
-                storage.unlink(path)
         recipe = history.recipe_of(run, step)
         # Full weights give None for every convention, and are written once.
         loras = dict.fromkeys(lora_file_of(recipe, format) for format in config.formats)

@@ -5,19 +5,24 @@ Large files are cut into shards with an index, as published weights are.
 
 from __future__ import annotations
 
+import glob
+import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
-from reelworks.core import files, storage
+from reelworks.core import files, storage, system
 from reelworks.data.checkpoint import disk_space, safetensors_header
 from reelworks.data.checkpoint.safetensors_header import TensorRange
 
 SHARD_BYTES = 10 * 1000**3
 INDEX_SUFFIX = ".index.json"
+_FRESH_SECONDS = 30.0  # in which a process holds what it writes
 
 
 def write(
@@ -35,15 +40,17 @@ def write(
         entries: Tensors to write, in the order of `ordered`.
         tensors: One tensor for each entry, taken one at a time.
     """
+    sweep(path)
     disk_space.require(path.parent, sum(entry.num_bytes for entry in entries), "the weights file")
     shards = _cut(entries, shard_bytes)
     targets = [path]
     if (count := len(shards)) > 1:
         targets = [path.with_name(f"{path.stem}-{i:05d}-of-{count:05d}{path.suffix}") for i in range(1, count + 1)]
     source = iter(tensors)
-    with ExitStack() as stack:
+    with ExitStack() as named, ExitStack() as opened:  # all are durable before the first has its name
         for target, shard in zip(targets, shards, strict=True):
-            _write_one(stack.enter_context(files.replacing(target)), shard, source, metadata)
+            file = opened.enter_context(storage.create(named.enter_context(files.replacing(target))))
+            _write_one(file, shard, source, metadata)
     storage.fsync_folder(path.parent)
     if count > 1:
         size = sum(entry.num_bytes for entry in entries)
@@ -66,12 +73,37 @@ def _cut(entries: Sequence[TensorRange], shard_bytes: int) -> list[list[TensorRa
 
 
 def _write_one(
-    path: Path, entries: Sequence[TensorRange], source: Iterator[Tensor], metadata: Mapping[str, str]
+    file: BinaryIO, entries: Sequence[TensorRange], source: Iterator[Tensor], metadata: Mapping[str, str]
 ) -> None:
-    with storage.create(path) as file:
-        file.write(safetensors_header.encode(entries, metadata))
-        for entry in entries:
-            tensor = next(source)
-            assert (tensor.dtype, tuple(tensor.shape)) == (entry.dtype, entry.shape), entry.name
-            flat = tensor.detach().cpu().contiguous().reshape(-1)
-            file.write(flat.view(torch.uint8).numpy().data)
+    hold(file)
+    file.write(safetensors_header.encode(entries, metadata))
+    for entry in entries:
+        tensor = next(source)
+        assert (tensor.dtype, tuple(tensor.shape)) == (entry.dtype, entry.shape), entry.name
+        file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def temporary_name(path: Path) -> Path:
+    """Return a new place beside `path` for what will replace it; `sweep` knows it."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+def hold(file: BinaryIO) -> None:
+    """Keep an open temporary file from being swept until it is closed, or this process ends."""
+    with suppress(OSError):
+        system.lock(file.fileno(), shared=True)
+
+
+def sweep(path: Path) -> None:
+    """Remove what killed processes have left beside `path`: temporary files, and folders of them, with its suffix.
+
+    They are those of `temporary_name` and of `files.replacing`. Without locks, nobody knows what is left.
+    """
+    for left in path.parent.glob(f".*{glob.escape(path.suffix)}.{'[0-9a-f]' * 8}.tmp"):
+        with suppress(OSError):  # somebody holds it, or was faster
+            inside = [left, *left.rglob("*")]
+            for one in filter(Path.is_file, inside):
+                with one.open("rb") as file:
+                    system.lock(file.fileno())
+            if time.time() - max(one.stat().st_mtime for one in inside) > _FRESH_SECONDS:
+                storage.rmtree(left)

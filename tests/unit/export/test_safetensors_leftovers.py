@@ -1,0 +1,47 @@
+"""Files of weights replace each other whole, and what killed processes leave of them goes with the next."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reelworks.core import system
+from reelworks.models.export import safetensors_file
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_what_a_killed_process_left_is_swept_and_what_another_writes_is_not(
+    tmp_path: Path, locks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In files of its own kind: beside a result, whatever its name, and never those of other programs."""
+
+    def has_none(*args: Any, **options: Any) -> None:
+        raise system.NoLocks
+
+    if not locks:
+        monkeypatch.setattr(system, "lock", has_none)
+    target, days = tmp_path / "new.safetensors", time.time() - 2 * 86_400
+    left = [safetensors_file.temporary_name(tmp_path / name) for name in ("a.safetensors", "new.safetensors")]
+    folder = safetensors_file.temporary_name(target)
+    folder.mkdir()
+    kept = [
+        safetensors_file.temporary_name(tmp_path / "b.json"),
+        tmp_path / ".a.safetensors.part",
+        tmp_path / "a.safetensors",
+    ]
+    for file in (*left, folder / "part.safetensors", *kept):
+        file.touch()
+    safetensors_file.sweep(target)
+    assert {*left, folder, *kept} == {*tmp_path.iterdir()}  # as fresh as one that is written now
+    for file in (*left, folder / "part.safetensors", folder, *kept):
+        os.utime(file, (days, days))
+    with (folder / "part.safetensors").open("rb") as held:
+        safetensors_file.hold(held)
+        safetensors_file.sweep(target)
+        assert {*tmp_path.iterdir()} == {*kept, folder, *left * (not locks)}
+    safetensors_file.sweep(target)
+    assert {*tmp_path.iterdir()} == {*kept, *[*left, folder] * (not locks)}
