@@ -12,6 +12,7 @@ import json
 import os
 import stat
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -114,10 +115,10 @@ def read_json(path: Path) -> Any:
     return parse_json(read_text(path, TABLE, encoding="utf-8-sig"))
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Parse JSON; raises `ValueError` for what is none or is nested too deeply."""
+def parse_json(text: str | bytes, number: Callable[[str], float] = float) -> Any:
+    """Parse JSON, with `number` those that are not whole; raises `ValueError` for what is none or is nested too deeply."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_float=number)
     except RecursionError:
         raise ValueError("lists or objects are nested too deeply") from None
 

@@ -65,6 +65,20 @@ def test_a_text_alone_and_in_a_list_is_as_it_is_written(tmp_path: Path, text: st
         assert captions(tmp_path / "list.jsonl") == [caption]
 
 
+@pytest.mark.parametrize("value", ["1.50", "1e5", "1E400", "-0.0", "1.0", "7", "12345678901234567890123", "true"])
+def test_a_caption_that_is_a_number_keeps_its_digits(tmp_path: Path, value: str) -> None:
+    """Beside others too, and in a list; a column of scores stays one of numbers."""
+    rows = (
+        f'{{"path": "a.png", "text": {value}, "aes": 5.50}}',
+        f'{{"path": "b.png", "text": [{value}, "x"], "aes": 4}}',
+    )
+    for name, text in (("a.jsonl", rows[0]), ("b.jsonl", "\n".join(rows)), ("c.json", f"[{', '.join(rows)}]")):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        table = list_tables.read(tmp_path / name).table
+        assert table.column("text").to_pylist() == [value, f"{value}\nx"][: len(table)]
+        assert table.column("aes").to_pylist() == [5.5, 4.0][: len(table)]
+
+
 @pytest.mark.parametrize(
     "form",
     ['path,text\na.png,"{}"\n', 'path, text\na.png, "{}"\n', 'path,text\na.png,"\\"{}"\n', "path;text\na.png;{}\n"],

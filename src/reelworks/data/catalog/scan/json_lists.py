@@ -23,6 +23,13 @@ _BLOCK_BYTES = 1 << 22
 _EXAMPLE = 'objects with a path and a text, such as {"path": "a.mp4", "text": "a cat"}'
 
 
+class _Number(float):
+    """A number that is not whole, with its digits as they are written: in a caption, 1.50 is not 1.5."""
+
+    def __init__(self, digits: str) -> None:
+        self.digits = digits
+
+
 def read(opened: Callable[[], Any], *, is_lines: bool) -> tuple[Any, bool]:
     """Return a list as a table, and whether each of its lines is an object, as this program writes lists.
 
@@ -72,7 +79,7 @@ def _names(line: str | bytes) -> list[str]:
 
 def _parsed(text: str) -> Any:
     """Parse JSON; half of a surrogate pair, which no table can hold, becomes "?"."""
-    value = user_files.parse_json(text)
+    value = user_files.parse_json(text, _Number)
     if _HALF.search(text):
         value = user_files.parse_json(json.dumps(value, ensure_ascii=False).encode(errors="replace").decode())
     return value
@@ -119,7 +126,7 @@ def _table(rows: list[dict[str, Any]]) -> Any:
 
 
 def _column(name: str, values: list[Any]) -> Any:
-    kinds = {type(value) for value in values if value is not None}
+    kinds = {float if isinstance(value, float) else type(value) for value in values if value is not None}
     if is_text(name) and kinds != {dict}:
         if list not in kinds:
             return pa.array([_text(name, value) for value in values], TEXT)
@@ -134,4 +141,6 @@ def _column(name: str, values: list[Any]) -> Any:
 def _text(name: str, value: Any) -> str | None:
     if isinstance(value, list | dict):
         raise ValueError(f"the column {name} has objects in place of texts: give each clip a text, or a list of texts")
+    if isinstance(value, _Number):
+        return value.digits
     return value if isinstance(value, str | None) else json.dumps(value)
