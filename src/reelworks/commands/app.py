@@ -7,6 +7,7 @@ import inspect
 import os
 import signal
 import threading
+import traceback
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -72,7 +73,7 @@ def _errors_as_json(json: bool) -> Iterator[None]:
 def as_user_error(error: BaseException) -> UserError | None:
     """Return the error in words if it is one that the user can correct, as those of disks, paths and limits are."""
     number = errno.EAGAIN if str(error) == "can't start new thread" else getattr(error, "errno", None)
-    if number in _LIMITS:
+    if number in _LIMITS and (number != errno.EAGAIN or not isinstance(error, OSError) or _begins_process(error)):
         problem = f"there are as many {_LIMITS[number][0]} as the system allows ({error})"
         remedy = f"end other programs, or raise the limit: that of a shell is `{_LIMITS[number][1]}`, a container has its own"
         return UserError(problem, code="limit-reached", remedy=remedy)
@@ -86,6 +87,12 @@ def as_user_error(error: BaseException) -> UserError | None:
             problem, path = f"this cannot be opened ({error.strerror})", str(error.filename)
             return UserError(problem, code="path-unusable", field="path", value=path, remedy=remedy)
     return error if isinstance(error, UserError) else None
+
+
+def _begins_process(error: OSError) -> bool:
+    """Return whether a call failed that begins a process: those of locks, pipes and terminals have the same number."""
+    called = (str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(name.startswith(("subprocess", "multiprocessing.popen")) for name in called)
 
 
 def _in_words(error: Exception) -> UserError:

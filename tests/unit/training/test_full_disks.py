@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import small_disks
@@ -167,7 +170,6 @@ def test_a_folder_that_cannot_be_locked_names_what_the_system_lacks(
     ("error", "limit"),
     [
         (RuntimeError("can't start new thread"), "ulimit -u"),
-        (BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "ulimit -u"),  # of a process
         (OSError(errno.EMFILE, os.strerror(errno.EMFILE), "a.mp4"), "ulimit -n"),
         (OSError(errno.ENFILE, os.strerror(errno.ENFILE)), "ulimit -n"),
     ],
@@ -178,3 +180,25 @@ def test_a_limit_of_the_system_is_told_with_the_way_to_raise_it(error: Exception
     assert told.code == "limit-reached"
     assert str(error) in told.problem
     assert limit in told.remedy
+
+
+def _raises_again(*_: object, **__: object) -> None:
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
+@pytest.mark.parametrize("begins", [subprocess.run, multiprocessing.get_context("spawn").Process])
+def test_a_call_that_would_have_to_wait_is_a_limit_only_if_it_begins_a_process(
+    begins: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock that another has, and a pipe that is full, have the same number."""
+    monkeypatch.setattr(subprocess, "_fork_exec", _raises_again)
+    monkeypatch.setattr("multiprocessing.util.spawnv_passfds", _raises_again)
+    with pytest.raises(BlockingIOError) as of_process:
+        begins(["true"], close_fds=True) if begins is subprocess.run else begins(target=print).start()
+    told = main.as_user_error(of_process.value)
+    assert told is not None
+    assert told.code == "limit-reached"
+    assert "ulimit -u" in told.remedy
+    with pytest.raises(BlockingIOError) as of_a_lock:
+        _raises_again()
+    assert main.as_user_error(of_a_lock.value) is None
