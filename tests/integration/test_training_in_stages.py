@@ -203,7 +203,10 @@ def test_the_result_names_the_exports_of_an_earlier_stage_where_the_last_wrote_n
     exports = {"weights": "ema", "every_n_saves": 9}
     recipe = staged("run", {"name": "first", "steps": 1}, {"name": "second", "steps": 9}, exports=exports)
     assert children.in_child(_tells_its_exports, recipe) == 75
-    assert "result: 3 ['step-000000001-ema.safetensors']" in children.output(recipe)
+    output = children.output(recipe)
+    assert "result: 3 ['step-000000001-ema.safetensors']" in output
+    assert "stage second begins after step 1, for 9 steps" in output
+    assert "train.max_steps" not in output, "a sum of ends, which is no key that somebody wrote"
 
 
 def _asked_to_leave(recipe: dict[str, Any], place: str) -> None:

@@ -35,6 +35,7 @@ from reelworks.training.plan import plan_report, rejections
 from reelworks.training.recipe import diff, recipe_file
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
+from reelworks.training.recipe.stages import ENDS
 from reelworks.training.step import progress
 from reelworks.training.step.spikes import SpikeDetector
 
@@ -177,7 +178,9 @@ def _begin_stage(started: StartedStage, model: TrainedModel, cursor: Cursor, ali
         model.state.begin_average()
     logger.info("stage %s begins after step %d, for %s", stage.start.name, stage.start.step, stage.config.end_text)
     of_recipe = diff.since_step(run.folder, cursor.global_step, data.recipe) if run.world.is_main else []
-    for line in (*changes, *diff.lines(of_recipe)):
+    # Its end is told above: these count from the start of the run, and nobody wrote them.
+    told = (change for change in of_recipe if change.key.removeprefix("train.") not in ENDS.values())
+    for line in (*changes, *diff.lines(told)):
         logger.info(line)
     return position
 
