@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from reelworks.annexes.lora import info
 from reelworks.annexes.lora.request import LoraInfoRequest
-from reelworks.models import base_model, registry
-from reelworks.models.adapters import files
+from reelworks.models import base_model, identify, registry
+from reelworks.models.adapters import closest, files
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.adapters.key_mapping import METADATA
 from reelworks.models.adapters.training_adapter import TrainingAdapter
@@ -49,10 +50,21 @@ def refused_as_each(path: Path, problem: str) -> None:
 def test_layers_tell_the_model_of_a_file_whose_header_names_none(
     tmp_path: Path, good: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny = {name: preset for name, preset in registry.PRESETS.items() if name.endswith("tiny")}
-    monkeypatch.setattr(registry, "PRESETS", tiny)  # all others take seconds to build
+    """Of families whose networks name no layer so, the tiny ones are built alone: all others take seconds together."""
+    names = [name for name in registry.PRESETS if name.endswith("tiny")] + ["wan-2.1-1.3b", "flux-dev", "ltx-2"]
+    monkeypatch.setattr(registry, "PRESETS", {name: registry.PRESETS[name] for name in names})
+    built, network = set[str](), identify.network
+
+    def noted(name: str) -> Any:
+        built.add(name)
+        return network(name)
+
+    monkeypatch.setattr(identify, "network", noted)
+    closest._spelt.cache_clear()
+    closest._names.cache_clear()
     save_file(good, tmp_path / "file.safetensors")
     assert "wan-tiny" in info.info(LoraInfoRequest(file=tmp_path / "file.safetensors")).models
+    assert [name for name in names if name in built and not name.endswith("tiny")] == ["wan-2.1-1.3b"]
 
 
 A, B, ALPHA = ".lora_A.weight", ".lora_B.weight", ".alpha"
@@ -138,3 +150,9 @@ def test_a_training_adapter_of_another_scale_is_another_one(tmp_path: Path) -> N
     save_file(tensors, tmp_path / "file.safetensors", {METADATA: json.dumps({"lora_alpha": 300, "r": 3})})
     digests.append(TrainingAdapter.read(str(tmp_path / "file.safetensors")).digest())
     assert digests[0] != digests[1] == digests[2]
+
+
+def test_each_family_has_a_tiny_network() -> None:
+    """By the names of whose layers files are told apart."""
+    families = {name: registry.family_of(name).name for name in registry.PRESETS}
+    assert {family for name, family in families.items() if "tiny" in name} == {*families.values()}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -14,6 +16,7 @@ from reelworks.models.adapters import release_layers
 from reelworks.models.adapters.release_layers import TargetLayer
 from reelworks.models.family import FamilyConfig
 
+_NUMBER = re.compile(r"\d+")
 Sizes = Mapping[str, tuple[int, int]]
 """Outputs and inputs of layers by name, those of a kernel among the inputs; 0 for a number that is not known."""
 
@@ -37,13 +40,20 @@ class ClosestBase(NamedTuple):
 
 
 def closest(sizes: Sizes, among: Iterable[str] | None = None, *, of_any_width: bool = False) -> ClosestBase:
-    """Find the presets that fit best; all are built on the meta device, in some seconds.
+    """Find the presets that fit best; those of families that may fit are built on the meta device.
 
     Layers of any width have but the names of a preset's, and rows that divide into their parts.
     """
     firsts = {name: identify.first_alike(name) for name in (registry.PRESETS if among is None else among)}
-    by_sizes = {first: _fitting(first, sizes, of_any_width) for first in dict.fromkeys(firsts.values())}
-    counts = {name: by_sizes[first] for name, first in firsts.items()}
+    named = Counter(_NUMBER.sub("#", name) for name in sizes)
+    # What is known by name in a family, at most fits one of its networks.
+    most = {one: sum(named[name] for name in named.keys() & _names(_family(one))) for one in firsts.values()}
+    by_sizes, best = dict[str, int](), 1
+    for first in sorted(most, key=lambda first: -most[first]):
+        if most[first] >= best:
+            by_sizes[first] = _fitting(first, sizes, of_any_width)
+            best = max(best, by_sizes[first])
+    counts = {name: by_sizes.get(first, 0) for name, first in firsts.items()}
     best = max(counts.values(), default=0)
     return ClosestBase(tuple(name for name, count in counts.items() if count == best and best), best, len(sizes))
 
@@ -73,3 +83,14 @@ def _fitting(name: str, sizes: Sizes, of_any_width: bool) -> int:
 def _spelt(name: str) -> tuple[dict[str, nn.Module], dict[str, list[TargetLayer]]]:
     layers = with_weights(identify.network(name))
     return layers, release_layers.homes(layers, registry.PRESETS[name].config)
+
+
+def _family(name: str) -> str:
+    return registry.family_of(name).name
+
+
+@functools.cache
+def _names(family: str) -> frozenset[str]:
+    """Return the names of the layers of a family's networks, without numbers, which its tiny ones have nearly all."""
+    tiny = [name for name in registry.PRESETS if "tiny" in name and _family(name) == family]
+    return frozenset(_NUMBER.sub("#", spelling) for name in tiny for spelling in _spelt(identify.first_alike(name))[1])
