@@ -533,3 +533,24 @@ def test_files_of_several_conventions_are_added(tmp_path: Path) -> None:
     for stem, update in updates_of(target).items():
         torch.testing.assert_close(update, 0.25 * lora_files.updates_of(one)[stem], rtol=1e-4, atol=1e-5)
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize("to", ["diffusers", "comfyui"])
+def test_a_converted_lora_is_not_bound_to_the_range_of_one_factor_of_float16(tmp_path: Path, to: Any) -> None:
+    """As it is, or joined; one whose numbers fit stays as it is, to the last bit."""
+    source, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    tensors = {}
+    for number, part in enumerate("qkv"):
+        stem = f"transformer.transformer_blocks.0.attn.to_{part}.lora"
+        tensors[f"{stem}_A.weight"] = random(2, 32, seed=number) * 1e-6
+        tensors[f"{stem}_B.weight"] = random(32, 2, seed=number + 9) * 1e6
+    asked: dict[str, Any] = {"file": source, "output": target, "to": to, "model": "flux-tiny", "dtype": "float16"}
+    save_file(tensors, source)
+    result = convert.convert(ConvertLoraRequest(**asked))
+    assert {value.dtype for name, value in load_file(target).items() if "alpha" not in name} == {torch.float16}
+    assert result.relative_error is not None
+    assert 0 < result.relative_error < 1e-3
+    before, after = (sum(float(v.norm()) ** 2 for v in updates_of(file).values()) for file in (source, target))
+    assert after == pytest.approx(before, rel=1e-3)
+    save_file({name: random(*value.shape, seed=3).half() for name, value in tensors.items()}, source)
+    assert convert.convert(ConvertLoraRequest(**asked, overwrite=True)).relative_error == 0

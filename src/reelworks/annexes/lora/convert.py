@@ -23,6 +23,7 @@ from reelworks.models.adapters.adapter_types.adapter_type import AdapterType
 from reelworks.models.adapters.adapter_types.registry import LORA
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.adapters.conventions import CONVENTIONS, Convention
+from reelworks.models.adapters.low_rank import LowRank
 from reelworks.models.adapters.release_layers import Place
 from reelworks.models.export import export
 
@@ -151,6 +152,8 @@ class _Conversion:
     def _rounded(self, layer: StoredLayer) -> dict[str, Tensor]:
         """Return the update of a layer as it is written, and note how far it is from the exact one."""
         kinds, dtype = self._file.read(layer), self._new.dtype_of(layer.dtype)
+        if layer.type is LORA and any((value.abs() > torch.finfo(dtype).max).any() for value in kinds.values()):
+            kinds |= LowRank(kinds["B"], kinds["A"]).balanced()._asdict()
         rounded = {kind: export.cast(layer.keys.get(kind, layer.stem), value, dtype) for kind, value in kinds.items()}
         values = {kind: value.float() for kind, value in rounded.items()}
         norm = layer.type.norm(kinds)
