@@ -99,8 +99,9 @@ def test_what_its_observer_keeps_goes_on_with_a_training_and_is_told_in_the_repo
 def test_its_metrics_are_those_of_its_name(tiny: Any) -> None:
     for metric in ("bicycle/turns", "0.5 * bicycle/turns - 1 * validation/loss"):
         previews.require_measured(recipe_file.parse(tiny(checkpoints={"keep_best": {"metric": metric}})))
-    with refused("metric-not-measured", "checkpoints.keep_best.metric", says="tricycle/turns is not measured"):
-        previews.require_measured(recipe_file.parse(tiny(checkpoints={"keep_best": {"metric": "tricycle/turns"}})))
+    for unknown in ("tricycle/turns", "bicycle", "vbench"):
+        with refused("metric-not-measured", "checkpoints.keep_best.metric", says=f"{unknown} is not measured"):
+            previews.require_measured(recipe_file.parse(tiny(checkpoints={"keep_best": {"metric": unknown}})))
 
 
 @pytest.mark.usefixtures("bicycle")
