@@ -198,6 +198,7 @@ def test_words_for_nothing_and_second_captions_are_said(folder: Path) -> None:
         "a.txt": b"nan",
         "b.txt": b"none is as good",
         "c.txt": b"a cat",
+        "c.caption": b"a cat",
         "c.png.txt": b"a dog",
         "d.txt": b"a fox",
     }

@@ -58,9 +58,9 @@ def test_brackets_in_texts_are_no_levels(tmp_path: Path) -> None:
     assert captions(tmp_path / "list.jsonl") == texts
 
 
-@pytest.mark.parametrize("text", ["2020-01-01", "2020-01-01 10:00:00", "007"])
-def test_a_text_alone_and_in_a_list_is_as_it_is_written(tmp_path: Path, text: str) -> None:
-    for value, caption in ((text, text), ([text, text], f"{text}\n{text}")):
+@pytest.mark.parametrize("text", ["2020-01-01", "2020-01-01 10:00:00", "007", 2.0])
+def test_a_text_alone_and_in_a_list_is_as_it_is_written(tmp_path: Path, text: str | float) -> None:
+    for value, caption in ((text, f"{text}"), ([text, text], f"{text}\n{text}")):
         (tmp_path / "list.jsonl").write_text(json.dumps({"path": "a.png", "text": value}), encoding="utf-8")
         assert captions(tmp_path / "list.jsonl") == [caption]
 
@@ -87,6 +87,15 @@ def test_a_caption_may_be_long_however_it_is_quoted(tmp_path: Path, form: str) -
     text = "a cat, " * 40_000 + "a cat"
     (tmp_path / "list.csv").write_text(form.format(text), encoding="utf-8")
     assert captions(tmp_path / "list.csv")[0] in (text, f'"{text}')
+
+
+def test_a_list_with_a_zero_byte_is_not_plain_wherever_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(list_tables, "_BLOCK_BYTES", 8)
+    (tmp_path / "list.csv").write_bytes(b"path,text\na.png,a cat\0\n")
+    found = list_tables.read(tmp_path / "list.csv")
+    assert (found.table["text"].to_pylist(), found.is_plain) == (["a cat"], False)
 
 
 def _parquet() -> bytes:
@@ -132,6 +141,12 @@ def test_lines_without_a_column_of_paths_are_told_which_they_have(tmp_path: Path
     (tmp_path / "list.jsonl").write_text('{"clip": "a.png", "text": "a cat"}\n' * rows, encoding="utf-8")
     with refused("list-without-paths", says="no column named path; it has clip, text"):
         lists.read(Source.from_path(tmp_path / "list.jsonl"))
+
+
+def test_json_in_one_line_that_is_no_list_of_clips_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text('{"fps": 24, "clips": 3}', encoding="utf-8")
+    with refused("list-unreadable", says="no objects with a path and a text.*it has fps, clips"):
+        list_tables.read(tmp_path / "list.json")
 
 
 def test_columns_cost_what_they_are(tmp_path: Path) -> None:

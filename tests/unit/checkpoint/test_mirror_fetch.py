@@ -124,7 +124,7 @@ def test_a_named_step_is_fetched_or_nothing(tmp_path: Path, mirror: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "name", ["recipe.toml", "catalog/catalog.json", "checkpoints/step-000000001/manifest.json", "a"]
+    "name", ["recipe.toml", "run.json", "catalog/catalog.json", "checkpoints/step-000000001/manifest.json", "a"]
 )
 def test_a_place_with_other_files_is_refused_before_anything_is_written(tmp_path: Path, name: str) -> None:
     """Neither a new run, nor one that has checkpoints, nor a copy by a mirror that was away at the start goes there."""

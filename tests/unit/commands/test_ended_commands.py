@@ -21,6 +21,8 @@ app = App()
 word = sys.argv.pop()
 if hasattr(signal, "SIGHUP"):  # whether or not the tests run below nohup
     signal.signal(signal.SIGHUP, signal.SIG_IGN if word == "ignores" else signal.SIG_DFL)
+if word == "listens":
+    signal.signal(signal.SIGTERM, lambda *_: print("heard"))
 
 @app.command("write", doing=None)
 def write() -> None:
@@ -60,3 +62,20 @@ def test_an_ignored_signal_stays_ignored_and_a_fork_removes_nothing(tmp_path: Pa
     with begin(tmp_path, then, "ignores") as process:
         assert process.communicate(timeout=30)[0].split() == [b"-15", b"half"]
     assert [path.name for path in tmp_path.iterdir()] == ["out.txt"]
+
+
+def test_a_rank_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may wait for it."""
+    monkeypatch.setenv("RANK", "1")
+    with begin(tmp_path, _WAIT, "plain") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == b"begun"
+        system.ask_to_end(process.pid)
+        assert process.wait(30) == system.ENDED
+    assert len([*tmp_path.iterdir()]) == 1
+
+
+def test_a_program_that_calls_a_command_keeps_its_own_handler(tmp_path: Path) -> None:
+    then = "signal.raise_signal(signal.SIGTERM); print(part.read_text(encoding='utf-8'))"
+    with begin(tmp_path, then, "listens") as process:
+        assert process.communicate(timeout=30)[0].split() == [b"heard", b"half"]

@@ -153,6 +153,13 @@ def test_an_exclude_list_that_cannot_be_read_is_an_error(tmp_path: Path, content
     assert (caught.value.field, caught.value.value) == ("exclude_file", str(path))
 
 
+def test_a_line_ends_where_no_name_goes_on(tmp_path: Path) -> None:
+    """Names may have further signs at which Python splits lines."""
+    names = ("data/a\u2028b.png", "data/c\x0bd.png", "data/e\x85f.png", "data/g.png")
+    (tmp_path / "bad.txt").write_bytes("{}\r{}\r\n{}\n{}".format(*names).encode())
+    assert exclude_file.read_list(str(tmp_path / "bad.txt")).lines == names
+
+
 def test_clips_are_added_to_lists_alone(tmp_path: Path) -> None:
     """A recipe whose name stands where that of a list is asked for keeps its text."""
     recipe = tmp_path / "recipe.toml"

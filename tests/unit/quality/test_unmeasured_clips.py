@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from refused import refused
 from test_measure_catalog import write
 
+from reelworks.annexes.quality import sampling
 from reelworks.annexes.quality.run import measure_catalog
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.catalog.store import kept_measures
@@ -72,3 +74,22 @@ def test_clips_without_a_value_are_no_trouble_whatever_is_scanned_later(
     shutil.rmtree(tmp_path / "run" / "catalog" / kept_measures.NAME)
     assert RecipeData.open(made).excluded.tolist() == [Reason.NONE] * 2
     assert not caplog.text
+
+
+def test_a_clip_that_could_not_be_measured_is_told_by_whoever_scans(
+    tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    measure = sampling.measure
+
+    def gone(request: sampling.MeasureRequest) -> sampling.Measurement:
+        (tmp_path / "a" / "0.png").unlink(missing_ok=True)
+        return measure(request)
+
+    monkeypatch.setattr(sampling, "measure", gone)
+    caplog.set_level(logging.INFO, "reelworks")
+    for i in range(2):
+        write(tmp_path / "a" / f"{i}.png", i)
+    scanned = recipe_dataset.scan_recipe(recipe(tmp_path, "a", measures=("sharpness",)))
+    (told,) = (line for line in caplog.messages if line.startswith("not measured: "))
+    assert told == "not measured: a/0.png: No such file or directory"
+    assert told in scanned.notes
