@@ -303,6 +303,14 @@ def test_a_run_that_was_moved_is_measured_on_its_own_catalog(trained: Any, tmp_p
     ]
 
 
+@pytest.mark.parametrize("key", ["data_path", "overrides"])
+def test_footage_that_is_named_has_a_catalog_of_its_own(trained: Any, tmp_path: Path, footage: Path, key: str) -> None:
+    """All clips of the same place too, where otherwise those that are held out are measured."""
+    run, named = trained[0], footage if key == "data_path" else [f"dataset.0.path={tmp_path}"]
+    source = held_out.EvaluatedModel.locate(EvalRequest(source=run.path, step=1, **{key: named}))
+    assert Path(source.recipe.catalog_folder) == run.evaluations_folder / "catalog"
+
+
 def test_a_metric_is_no_closeness_because_it_names_clips(trained: Any) -> None:
     """Nor has a clip of which it has no value a copy."""
     made = [

@@ -460,6 +460,8 @@ def test_an_epoch_that_is_trained_again_has_records_again_whatever_clocks_say(ru
     assert not records.pruned(run)
     assert list(records.prune(run, 0, [], lambda epoch: {"planned": 12})) == [(0, 0)]
     assert records.pruned(run).keys() == {(0, 0)}
+    fill(run, (0, 0, 0), 1)  # what a kill leaves of one
+    assert records.pruned(run).keys() == {(0, 0)}
 
 
 def test_wherever_making_room_dies_totals_are_kept_of_what_is_gone(tmp_path: Path) -> None:
