@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -96,12 +97,11 @@ def export(
         # The step that is told: a run in progress may have saved again meanwhile.
         loaded = LoadedModel.load(info.path, averaged=ema, to_merge=True)
         with log.stage("adding the LoRA to the model", at_once=True):
-            state = loaded.merge()
-        with raising_export_failed(target, "--output"), log.stage(f"writing {target}", at_once=True):
-            written = export_state_dict(state, target, weights=weights, dtype=dtype, about=about)
-        return Exported(step, weights, dtype, written)
-    for file in [] if lora is None else lora.files(target):
-        require_free_file(file)
+            write = partial(export_state_dict, loaded.merge())
+    else:
+        for file in [] if lora is None else lora.files(target):
+            require_free_file(file)
+        write = partial(export_checkpoint, info.path, lora=lora)
     with raising_export_failed(target, "--output"), log.stage(f"writing {target}", at_once=True):
-        written = export_checkpoint(info.path, target, weights=weights, dtype=dtype, about=about, lora=lora)
+        written = write(target, weights=weights, dtype=dtype, about=about)
     return Exported(step, weights, dtype, written)
