@@ -7,9 +7,10 @@ import pytest
 import torch
 from checkpoint_helpers import EXTRA, assert_equal, save, state
 
+from reelworks.core import digests
 from reelworks.core.errors import UserError
+from reelworks.data.checkpoint import manifest, shards
 from reelworks.data.checkpoint import save as commit
-from reelworks.data.checkpoint import shards
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.checkpoint.load import has_extra, load, read_extra
 from reelworks.data.checkpoint.manifest import BadCheckpoint
@@ -120,6 +121,34 @@ def test_a_bad_checkpoint_is_not_loaded(store: CheckpointFolder) -> None:
         load(path, state(1))
     (path / "manifest.json").unlink()
     with pytest.raises(BadCheckpoint, match=r"manifest\.json is missing"):
+        load(path, state(1))
+
+
+@pytest.mark.parametrize(
+    ("saved", "instead", "reason"),
+    [
+        ('"float32"', '"nn"', "nn is no data type"),
+        ('"float32"', '"float33"', "float33"),
+        ('"tensors/rank-', '"../../ranks-', "does not lie inside"),
+        ('"tensors":{', '"tensor":{', "KeyError"),
+    ],
+)
+def test_a_state_that_was_never_saved_so_is_refused(
+    store: CheckpointFolder, saved: str, instead: str, reason: str
+) -> None:
+    """Though the manifest lists it as it is: whoever hands in a checkpoint may have written both."""
+    path = save(store, 10).info.path
+    content = (path / "state.json").read_text(encoding="utf-8")
+    assert saved in content
+    data = content.replace(saved, instead).encode()
+    (path / "state.json").write_bytes(data)
+    listed = manifest.read(path)
+    entry = manifest.FileEntry(path="state.json", size=len(data), digest=digests.of_bytes(data))
+    files = tuple(entry if file.path == entry.path else file for file in listed.files)
+    changed = listed.model_copy(update={"files": files, "total_bytes": sum(file.size for file in files)})
+    (path / "manifest.json").unlink()
+    manifest.write(path, changed)
+    with pytest.raises(BadCheckpoint, match=rf"state\.json is not understood .*{reason}"):
         load(path, state(1))
 
 

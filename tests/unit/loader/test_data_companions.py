@@ -47,6 +47,8 @@ def test_masks_are_read_at_the_draws_of_their_clips(folder: Any) -> None:
     for request, mask in zip(own, masks, strict=True):
         if request.path.parent.name == "more" or request.path.stem == "lost":
             assert mask is None
+            alone = decode_requests.companion_requests(data, rows[[own.index(request)]], [request])
+            assert alone == {"loss_mask": (None,)}, "no clip of a batch may have one"
             continue
         assert mask is not None
         assert mask.path == folder / "masks" / request.path.name

@@ -19,8 +19,9 @@ from stream_works import CLIP_BYTES, LONG_SECONDS, greys, request, work
 
 from reelworks.core.shared_array import Slot
 from reelworks.data.loader.micro_batch import MicroBatchRequest
-from reelworks.data.loader.position import next_epoch
+from reelworks.data.loader.position import Counts, next_epoch
 from reelworks.data.loader.prefetch import read_ahead
+from reelworks.data.loader.step import StepClips
 from reelworks.data.loader.step_source import StepSource
 from reelworks.data.media.decode import Request
 from reelworks.data.media.decode_pool import Decoded, DecodePool, Failure
@@ -238,3 +239,14 @@ def test_the_next_epoch_is_decoded_before_the_last_step_of_this_one() -> None:
         orders.append(order)
     assert orders[0] == orders[1] == [(work.epoch, work.uids.tolist()) for work in source.requests_from(begun)]
     assert [sum(len(uids) for number, uids in orders[0] if number == epoch) for epoch in (0, 1)] == [clips, clips]
+
+
+@given(*[st.integers(0, 9)] * 4)
+def test_each_clip_of_a_step_is_counted_once(trained: int, failed: int, repeated: int, failed_repeats: int) -> None:
+    """Repeats that fill micro-batches are counted apart, and only where they were trained."""
+    before = Counts(planned=99, trained=1, failed=2, skipped=3, repeated=4)
+    first, more = trained + failed, repeated + failed_repeats
+    clips = StepClips(first + more, first, failed + failed_repeats, failed)
+    assert clips.valid == trained + repeated
+    assert clips.add_to(before, trained=True) == Counts(99, 1 + trained, 2 + failed, 3, 4 + repeated)
+    assert clips.add_to(before, trained=False) == Counts(99, 1, 2 + failed, 3 + trained, 4)
