@@ -57,6 +57,18 @@ def test_a_flip_mirrors_what_is_read(folder, down, across):
     assert mirrored.top == box.top
 
 
+@pytest.mark.parametrize("shape", [Shape(1, 64, 64), Shape(1, 32, 96), Shape(1, 48, 80)])
+@pytest.mark.parametrize("draw", [(0.9, 0.1), (0.0, 0.99)])
+def test_the_crop_box_says_what_is_cut_out(folder, shape, draw):
+    """Of the file as it is resized: from files that are wider than the shape, and from those that are taller."""
+    asked = request(folder / "noise.png", shape, crop_draw=draw, resize=FILTERS["lanczos"])
+    with Image.open(asked.path) as image:
+        box = asked.crop_box(Shape(1, image.height, image.width))
+        whole = np.asarray(image.resize((box.resized_width, box.resized_height), Image.Resampling.LANCZOS))
+    cut = whole[box.top : box.top + shape.height, box.left : box.left + shape.width]
+    assert np.array_equal(load(asked)[0], cut)
+
+
 @given(st.floats(-45, 45), st.integers(16, 90), st.integers(16, 90), st.floats(0, 1, exclude_max=True), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_a_rotation_has_no_empty_corners(folder, degrees, height, width, draw, nearest):
