@@ -33,6 +33,10 @@ from reelworks.models.recompute import Recompute
 from reelworks.models.storage import nf4_files, scaled_weights, stored_weights, weights
 
 _COMFYUI = "model.diffusion_model."  # prefix of every key in ComfyUI's files
+_TOLD_BY_SHAPES = {
+    "in_channels",
+    "sample_size",
+}  # of which the first may grow by companions, and the second changes nothing
 Predict = Callable[[Any, DenoiserInputs, Any], Tensor]
 PredictBoth = Callable[[Any, DenoiserInputs, Any], tuple[Tensor, Tensor]]
 
@@ -188,21 +192,15 @@ class DiffusersNetwork:
             return
         part_there = part or config.network.files.folder or config.network.part
         stated = weights.config(source, "model.weights", part_there) or {}
-        switches = {
-            key: value for key, value in config.model_dump().items() if isinstance(value, bool)
-        }  # no shape tells
-        if differing := [
-            f"{key} = {stated[key]}" for key, value in switches.items() if stated.get(key, value) != value
-        ]:
-            others = ", ".join(differing)
-            logger.warning(
-                f"model.weights = {source!r}: its config has {others}, and the network of this model.name not"
-            )
+        sizes = {k: [*v] if isinstance(v, tuple) else v for k, v in config.model_dump().items()}
+        differing = {k for k in sizes.keys() - _TOLD_BY_SHAPES if stated.get(k) not in (None, sizes[k])}
+        if told := ", ".join(f"{key} = {stated[key]}" for key in sorted(differing)):
+            logger.warning(f"model.weights = {source!r}: its config has {told}, and the network of model.name not")
         state = weights.read(source, part=part_there, keep_codes=True)
         is_mapped = any(parameter.is_meta for parameter in module.parameters())
         with weights.telling("model.weights", source):
             if not is_mapped and nf4_files.has_any(state):
-                raise nf4_files.unsupported("only the frozen base of a LoRA can be")
+                raise stored_weights.unsupported("only the frozen base of a LoRA can be in 4 bits of bitsandbytes")
             state = scaled_weights.read_quantized(nf4_files.read_quantized(state))
         if not is_mapped:
             state = stored_weights.values(state)

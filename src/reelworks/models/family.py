@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, Self
 
+from pydantic import Field
+
 from reelworks.core import toml
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
@@ -453,3 +455,14 @@ class NetworkConfig(Config):
         """Return a copy with the widths of the components."""
         marks = [(name, mark) for name, info in type(self).model_fields.items() for mark in info.metadata]
         return self.model_copy(update={name: mark.of(components) for name, mark in marks if isinstance(mark, Width)})
+
+
+class EditingConfig(NetworkConfig):
+    """Arguments of a network that can be shown source pictures, and is if `edits`."""
+
+    edits: bool = Field(default=False, exclude=True)
+
+    @property
+    def conditioning(self) -> Conditioning:
+        """Conditioning of the network; empty captions are encoded."""
+        return EDITS if self.edits else Conditioning()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 import warnings
 
@@ -107,6 +108,16 @@ def test_files_that_cannot_be_read_are_told(tmp_path, monkeypatch):
         weights.read("owner/name.gguf")
     monkeypatch.setitem(sys.modules, "gguf", None)
     with refused("gguf-not-installed", "model.weights"):
+        weights.read(str(path))
+
+
+@pytest.mark.parametrize("kind", [0, 8, 9])  # numbers, texts and arrays
+def test_a_header_of_more_values_than_its_file_holds_is_told_at_once(tmp_path, kind):
+    """Reading on would take memory until there is none."""
+    name, array, path = b"tokens", 9, tmp_path / "long.gguf"
+    header = struct.pack("<IQQQ", 3, 0, 1, len(name)) + name + struct.pack("<IIQ", array, kind, 1 << 40)
+    path.write_bytes(b"GGUF" + header + bytes(64))
+    with refused("weights-unreadable", "model.weights", says="it is truncated"):
         weights.read(str(path))
 
 

@@ -392,6 +392,25 @@ def test_scales_that_do_not_fit_are_told(tmp_path, shape):
 
 
 @pytest.mark.parametrize(
+    "beside",
+    [
+        "{}.weight_scale_inv", "{}.weight_scale_2", "{}.weight.scale", "{}.weight.absmax", "{}.SCB", "{}.weight_zero_point", "{}.smooth",
+        "other.weight_scale", "model.{}.scale_weight", "model.{}.comfy_quant",
+    ],
+)  # fmt: skip
+def test_what_a_weight_in_8_bits_is_scaled_by_is_known_or_refused(beside):
+    """Mappings of diffusers drop what they do not know, and the codes would be taken for the weights."""
+    layer = "double_blocks.0.img_attn.qkv"
+    marker = torch.tensor([*b'{"format": "float8_e4m3fn"}'], dtype=torch.uint8)
+    state = {f"{layer}.weight": torch.ones(6, 2).to(torch.float8_e4m3fn), f"{layer}.bias": torch.ones(6)}
+    assert scaled_weights.read_quantized(state | {f"{layer}.weight_scale": torch.ones(())}).keys() == state.keys()
+    with refused("weights-quantised", "model.weights", says="beside weights in 8 bits"):
+        scaled_weights.read_quantized(
+            state | {beside.format(layer): marker if beside.endswith("quant") else torch.ones(())}
+        )
+
+
+@pytest.mark.parametrize(
     "said", [b"{", b"[1]", b"{}", b'{"quant_type": "nf4", "blocksize": 64, "shape": 5}', b"[" * 100_000]
 )
 def test_nf4_that_is_not_understood_is_told(tmp_path, said):
@@ -404,12 +423,19 @@ def test_nf4_that_is_not_understood_is_told(tmp_path, said):
         from_file(tmp_path / "model.safetensors", LoraConfig(rank=2, base="nf4"))
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.bool])
+CODES = [torch.int8, torch.uint8, torch.int32, torch.bool]
+if hasattr(torch, "float4_e2m1fn_x2"):
+    CODES.append(torch.float4_e2m1fn_x2)
+
+
+@pytest.mark.parametrize("dtype", CODES)
 @pytest.mark.parametrize("with_scale", [True, False])
 def test_codes_without_a_marker_are_refused(tmp_path, dtype, with_scale):
     state = contract.build("wan-tiny").module.state_dict()
     name = next(key for key, value in state.items() if value.ndim == 2 and "blocks" in key)
-    state = {key: value.clone() for key, value in state.items()} | {name: torch.ones_like(state[name]).to(dtype)}
+    ones = torch.ones(state[name].shape, dtype=torch.uint8)
+    codes = ones.view(dtype) if "float4" in str(dtype) else ones.to(dtype)
+    state = {key: value.clone() for key, value in state.items()} | {name: codes}
     if with_scale:
         state[name.replace(".weight", ".weight_scale")] = torch.ones(())
     save_file(state, tmp_path / "model.safetensors")
@@ -448,6 +474,24 @@ def test_files_of_bitsandbytes_stay_as_they_are_in_an_nf4_base(tmp_path, nested)
     torch.testing.assert_close(wide[""], reference.predict(inputs), rtol=1e-4, atol=1e-6)
     digests = {from_file(tmp_path / "model.safetensors", LoraConfig(base=b)).base.digest for b in ("nf4", "int8")}
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"num_attention_heads": 4, "attention_head_dim": 6}, "num_attention_heads = 4"),
+        ({"rope_max_seq_len": 7}, "rope_max_seq_len = 7"),
+        ({"num_attention_heads": 2, "in_channels": 99, "image_dim": None, "eps": 1.0}, ""),
+    ],
+)
+def test_a_config_that_means_another_network_is_told(tmp_path, caplog, said, told):
+    """No shape tells into how many heads the channels are divided."""
+    save_file(contract.build("wan-tiny").module.state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"_class_name": "WanTransformer3DModel"} | said), encoding="utf-8")
+    from_file(tmp_path / "model.safetensors", None)
+    warnings = [record.message for record in caplog.records if "its config has" in record.message]
+    assert len(warnings) == bool(told)
+    assert all(told in warning for warning in warnings)
 
 
 def test_storage_that_is_not_read_is_told(tmp_path):

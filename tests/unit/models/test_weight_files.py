@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from refused import refused
 from safetensors.torch import load_file, save_file
 
 from reelworks.core.errors import UserError
-from reelworks.models.storage import weights
+from reelworks.models.storage import file_facts, weights
 from reelworks.models.storage.tensor_files import TensorFiles
 
 STATE = {"a.weight": torch.arange(600.0).view(20, 30), "a.bias": torch.ones(20)}
@@ -57,6 +58,46 @@ def with_a_bad_index(folder):
     return folder
 
 
+def with_index(**places):
+    """Two shards whose index has other files for some tensors, or more tensors."""
+
+    def make(folder):
+        index = shards(folder) / "model.safetensors.index.json"
+        (folder / "folder").mkdir()
+        save_file({"elsewhere": torch.ones(2)}, folder.parent / "elsewhere.safetensors")
+        told = json.loads(index.read_text(encoding="utf-8"))
+        told["weight_map"] |= {name.replace("_", "."): place for name, place in places.items()}
+        index.write_text(json.dumps(told), encoding="utf-8")
+        return folder
+
+    return make
+
+
+def with_a_tensor_twice(folder):
+    save_file(STATE, shards(folder) / "part-1.safetensors")
+    return folder
+
+
+def pickle_of(**changed):
+    def make(folder):
+        torch.save(STATE | {name.replace("_", "."): value for name, value in changed.items()}, folder / "a.pt")
+        return folder / "a.pt"
+
+    return make
+
+
+def with_a_nested_tensor(folder):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.save({"a": torch.nested.nested_tensor([torch.ones(2)])}, folder / "a.pt")
+    return folder / "a.pt"
+
+
+def with_a_number_as_name(folder):
+    torch.save({0: torch.ones(2)}, folder / "a.pt")
+    return folder / "a.pt"
+
+
 def of_bytes(name, data):
     def make(folder):
         (folder / name).write_bytes(data)
@@ -88,6 +129,21 @@ class _Program:
         (without_a_shard, "1 of the 2 files of model.safetensors.index.json are missing: part-1"),
         (with_a_cut_shard, "part-1.safetensors cannot be read: it is truncated"),
         (with_a_bad_index, "index.json cannot be read: it is not an index"),
+        (with_index(a_bias="a" * 5000), "it is not an index"),
+        (with_index(a_bias=".."), "are missing: .."),
+        (
+            with_index(elsewhere="../elsewhere.safetensors"),
+            "files of model.safetensors.index.json are missing: elsewhere",
+        ),
+        (with_index(a_bias="folder"), "are missing: folder"),
+        (with_index(a_scale="part-1.safetensors"), "its files hold none or several of some of its tensors: a.scale"),
+        (with_index(a_weight="part-1.safetensors"), "its files hold none or several of some of its tensors: a.weight"),
+        (with_a_tensor_twice, "its files hold none or several of some of its tensors: a.weight"),
+        (pickle_of(a_bias=torch.ones(20, device="meta")), "not a flat table of tensors"),
+        (pickle_of(a_bias=torch.ones(20).to_sparse()), "not a flat table of tensors"),
+        (with_a_nested_tensor, "not a flat table of tensors"),
+        (pickle_of(a_bias={"b": torch.ones(2)}), "not a flat table of tensors"),
+        (with_a_number_as_name, "not a flat table of tensors"),
     ],
 )
 def test_damage_is_told_with_the_file(tmp_path, monkeypatch, make, said):
@@ -99,6 +155,35 @@ def test_damage_is_told_with_the_file(tmp_path, monkeypatch, make, said):
     assert (caught.value.field, caught.value.value) == ("model.weights", source)
     assert "again" in caught.value.remedy or "download" in caught.value.remedy
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[1]", b"5", b"[" * 100_000, b'{"a": 1}', b'{"a": {}}', b'{"a": {"dtype": "F8_E4M3", "shape": [], "data_offsets": [0]}}',
+        b'{"a": {"dtype": ["F32"], "shape": [], "data_offsets": [0, 4]}}', b'{"__metadata__": 5}', b'{"__metadata__": {"a": [1]}}',
+    ],
+)  # fmt: skip
+def test_facts_of_a_file_are_left_to_its_reader_where_its_header_is_none(tmp_path, header):
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    assert file_facts.base_of(str(path)) is None
+    assert file_facts.objective_of(str(path)) == (None, False)
+    assert not file_facts.has_text_encoders(str(path))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+def test_facts_of_a_pipe_are_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.safetensors")
+    assert file_facts.objective_of(str(tmp_path / "a.safetensors")) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "base"), [(torch.float8_e4m3fn, "float8"), (torch.int8, "int8"), (torch.float16, None)]
+)
+def test_the_base_of_a_file_is_the_type_of_most_of_its_numbers(tmp_path, dtype, base):
+    save_file(STATE | {"a.weight": STATE["a.weight"].to(dtype)}, tmp_path / "a.safetensors")
+    assert file_facts.base_of(str(tmp_path / "a.safetensors")) == base
 
 
 @pytest.mark.parametrize("make", [safe, pickled, shards])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError, safe_open
 
 from reelworks.core import user_files
 from reelworks.models import hub
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
     from reelworks.models.adapters.config import BaseStorage
 
 _NF4 = ".quant_state.bitsandbytes__nf4"
-_BASES: dict[str, BaseStorage] = {"F8_E4M3": "float8", "I8": "int8"}  # by dtype of most bytes
+_BASES: dict[str, BaseStorage] = {"F8_E4M3": "float8", "I8": "int8"}  # by dtype of most numbers
 _TEXT_ENCODERS = ("conditioner.", "cond_stage_model.", "text_encoders.")
 # As configs of diffusers and the metadata of other trainers spell it.
 _OBJECTIVES = {"epsilon": "epsilon", "v_prediction": "v-prediction", "v": "v-prediction"}
@@ -31,14 +34,12 @@ def base_of(source: str) -> BaseStorage | None:
     with path.open("rb") as file:
         if file.read(4) == b"GGUF":
             return "gguf"
-    tensors = _header(path)
+    _, tensors = _header(path)
     if any(_NF4 in name for name in tensors):
         return "nf4"
     sizes = Counter[str]()
-    for name, entry in tensors.items():
-        if name != "__metadata__":
-            begins, ends = entry["data_offsets"]
-            sizes[entry["dtype"]] += ends - begins
+    for dtype, size in tensors.values():
+        sizes[dtype] += size
     return next((base for dtype, base in _BASES.items() if 2 * sizes[dtype] > sizes.total()), None)
 
 
@@ -58,16 +59,16 @@ def objective_of(source: str) -> tuple[str | None, bool]:
             return own, own == "v-prediction" and config.get("rescale_betas_zero_snr") is True
         except (OSError, ValueError, AttributeError, TypeError):
             return None, False
-    header = _header(place)
-    if "v_pred" in header:
-        return "v-prediction", "ztsnr" in header
-    return _OBJECTIVES.get((header.get("__metadata__") or {}).get("modelspec.prediction_type", "")), False
+    said, tensors = _header(place)
+    if "v_pred" in tensors:
+        return "v-prediction", "ztsnr" in tensors
+    return _OBJECTIVES.get(said.get("modelspec.prediction_type", "")), False
 
 
 def has_text_encoders(source: str) -> bool:
     """Whether a file holds text encoders beside the network, as checkpoints of Stable Diffusion do."""
     place = user_files.existing(source)
-    return place is not None and any(name.startswith(_TEXT_ENCODERS) for name in _header(place))
+    return place is not None and any(name.startswith(_TEXT_ENCODERS) for name in _header(place)[1])
 
 
 def is_pipeline(source: str) -> bool:
@@ -80,14 +81,13 @@ def is_pipeline(source: str) -> bool:
     return not any(file.suffix in hub.WEIGHTS for file in place.iterdir())
 
 
-def _header(path: Path) -> dict[str, Any]:
-    """Return the header of a .safetensors file; an empty one for other files, and for damaged ones."""
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if path.suffix not in hub.SAFETENSORS or length > path.stat().st_size:
-                return {}
-            header = json.loads(file.read(length))
-    except (OSError, ValueError):
-        return {}
-    return header if isinstance(header, dict) else {}
+def _header(path: Path) -> tuple[dict[str, str], dict[str, tuple[str, int]]]:
+    """Return the metadata of a .safetensors file, and its tensors' dtypes and sizes; neither of other and of damaged files."""
+    with suppress(OSError, SafetensorError):
+        user_files.require(path)
+        if path.suffix in hub.SAFETENSORS:
+            with safe_open(path, "np") as file:
+                slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+                tensors = {name: (each.get_dtype(), math.prod(each.get_shape())) for name, each in slices.items()}
+                return file.metadata() or {}, tensors
+    return {}, {}

@@ -38,7 +38,7 @@ class GgufWeight(StoredWeight):
 
 def read(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file, memory-mapped; weights in codes are tensors on `meta`, see `stored_weights`."""
-    file = _package().GGUFReader(path, "c")  # a private copy of each page that is written, which is none
+    file = _reader()(path, "c")  # a private copy of each page that is written, which is none
     read = ("F16", "BF16", *_types())
     unknown = {t.tensor_type.name for t in file.tensors if t.data.dtype.kind not in "fi"}.difference(read)
     if unknown:
@@ -63,6 +63,19 @@ def _package() -> Any:
             code="gguf-not-installed",
             remedy="run: pip install 'reelworks[gguf]'",
         ) from error
+
+
+def _reader() -> Any:
+    """Return the package's reader, which ends at the end of a file: it would go on for as many values as a header states."""
+
+    class Reader(_package().GGUFReader):  # type: ignore[misc]
+        def _get(self, offset: int, dtype: Any, count: int = 1, *args: Any, **kwargs: Any) -> Any:
+            found = super()._get(offset, dtype, count, *args, **kwargs)
+            if len(found) < count:
+                raise ValueError("it is truncated")
+            return found
+
+    return Reader
 
 
 @functools.cache

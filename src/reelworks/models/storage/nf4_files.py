@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from reelworks.core.errors import UserError
-from reelworks.models.storage.stored_weights import StoredWeight
+from reelworks.models.storage.stored_weights import StoredWeight, unsupported
 
 _STATE = ".quant_state.bitsandbytes__"
 _PARTS = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")
@@ -66,16 +66,6 @@ def has_any(state: Mapping[str, Tensor]) -> bool:
     return any(_STATE in key for key in state)
 
 
-def unsupported(why: str) -> UserError:
-    """Return the error about such a file."""
-    return UserError(
-        f"these weights are stored in 4 bits by bitsandbytes, and {why}",
-        code="weights-quantised",
-        field="model.weights",
-        remedy="name the weights in bfloat16 or fp8; lora.base stores a frozen base in 4 bits",
-    )
-
-
 def read_quantized(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a file's tensors, of which nf4 weights are on `meta`, see `stored_weights`."""
     packed = {}
@@ -85,7 +75,7 @@ def read_quantized(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         except UserError:
             raise
         except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
-            raise unsupported(f"{key} does not fit its weight") from error
+            raise unsupported(f"{key} does not fit its weight, in 4 bits of bitsandbytes") from error
     unused = tuple(f"{name}{part}" for name in packed for part in (*_PARTS, _STATE))
     values = {key: value for key, value in state.items() if not key.startswith(unused)}
     return values | {name: weight.on_meta() for name, weight in packed.items()}
@@ -96,7 +86,9 @@ def _packed(state: Mapping[str, Tensor], key: str) -> Nf4Weight:
     told: dict[str, Any] = json.loads(bytes(state[key].numpy().tobytes()))
     out, width = told["shape"] if len(told["shape"]) == 2 else (0, 1)
     if told["quant_type"] != "nf4" or told["blocksize"] != BLOCK or width % BLOCK:
-        raise unsupported(f"{name} has {told['quant_type']} in blocks of {told['blocksize']} for {told['shape']}")
+        raise unsupported(
+            f"{name} has bitsandbytes' {told['quant_type']} in blocks of {told['blocksize']} for {told['shape']}"
+        )
     scale = state[f"{name}.absmax"]
     if "nested_offset" in told:
         blocks = torch.arange(scale.numel()) // told["nested_blocksize"]

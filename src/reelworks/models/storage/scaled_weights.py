@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from reelworks.core import user_files
-from reelworks.core.errors import UserError
-from reelworks.models.storage.stored_weights import StoredWeight
+from reelworks.core.errors import first_few
+from reelworks.models.storage.stored_weights import StoredWeight, unsupported
 
 _SCALES = (".scale_weight", ".weight_scale")
 _UNUSED = (".scale_input", ".input_scale", "scaled_fp8")  # scales of inputs speed up products
@@ -86,7 +86,7 @@ def marked(state: Mapping[str, Tensor], description: Mapping[str, str]) -> dict[
         listed = user_files.parse_json(description[_IN_HEADER])["layers"]
         layers = {name: json.dumps(said).encode() for name, said in listed.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _unsupported(f"{_IN_HEADER} in its header cannot be read") from error
+        raise unsupported(f"{_IN_HEADER} in its header cannot be read") from error
     return {f"{name}{_MARKER}": torch.tensor([*said], dtype=torch.uint8) for name, said in layers.items()} | {**state}
 
 
@@ -111,6 +111,18 @@ def read_quantized(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for key, scale in state.items()
         if key.endswith(suffix)
     }
+    coded = {key for key, value in values.items() if value.dtype.itemsize == 1}
+    lost = [
+        *(scales.keys() - values.keys()),
+        *(f"{layer}{_MARKER}" for layer in markers if f"{layer}.weight" not in values),
+    ]
+    for key in values:
+        layer, _, part = key.rpartition(".")
+        lost += [key] * (part not in ("weight", "bias") and not coded.isdisjoint((layer, f"{layer}.weight")))
+    if lost:
+        raise unsupported(
+            f"what is stored beside weights in 8 bits is not known, or is of no weight: {first_few(lost)}"
+        )
     return {name: _read(name, value, scales.get(name, _ONE), markers) for name, value in values.items()}
 
 
@@ -118,11 +130,12 @@ def _read(name: str, value: Tensor, scale: Tensor, markers: Mapping[str, _Format
     layer, _, part = name.rpartition(".")
     format = markers.get(layer) if part == "weight" else None
     if format is not None and value.dtype != format.dtype:
-        raise _unsupported(f"{name} has {value.dtype} where its marker says {format.dtype}")
-    if format is None and part == "weight" and not value.dtype.is_floating_point:
-        raise _unsupported(f"{name} has {value.dtype} and no marker ({layer}{_MARKER}) that says what its numbers mean")
+        raise unsupported(f"{name} has {value.dtype} where its marker says {format.dtype}")
+    is_packed = str(value.dtype).endswith("_x2")  # of two numbers in a byte
+    if format is None and part == "weight" and (is_packed or not value.dtype.is_floating_point):
+        raise unsupported(f"{name} has {value.dtype} and no marker ({layer}{_MARKER}) that says what its numbers mean")
     if format is not None and format.group and value.shape[-1] % format.group:
-        raise _unsupported(
+        raise unsupported(
             f"{name} has {value.shape[-1]} inputs, which are no multiple of the {format.group} that are rotated"
         )
     return _scaled(name, value, scale, format.group if format is not None else 0)
@@ -136,9 +149,13 @@ def _scaled(name: str, value: Tensor, scale: Tensor, group: int) -> Tensor:
         scale = scale.reshape(len(scale), *[1] * (value.ndim - 1))
     fits = scale.ndim == value.ndim and all(n in (1, of) for n, of in zip(scale.shape, value.shape, strict=True))
     if scale.ndim and not fits:
-        raise _unsupported(f"{name} is {[*value.shape]}, with scales of {[*scale.shape]}")
-    is_code = value.dtype.itemsize == 1 and value.dtype != torch.bool
-    if is_code and value.ndim == 2 and (not scale.ndim or scale.shape[1] == 1):
+        raise unsupported(f"{name} is {[*value.shape]}, with scales of {[*scale.shape]}")
+    if (
+        value.dtype.itemsize == 1
+        and value.dtype != torch.bool
+        and value.ndim == 2
+        and (not scale.ndim or scale.shape[1] == 1)
+    ):
         rotated = f" rotated by {group}" if group else ""
         return ScaledWeight((value, scale.expand(len(value), 1)), f"{value.dtype}{rotated}", group).on_meta()
     return value if scale is _ONE else rotate(value.float() * scale, rotation(group, value.device))
@@ -151,19 +168,10 @@ def _marker(name: str, data: Tensor) -> _Format:
         format = str(said["format"])
         group = int(said.get("convrot_groupsize", _DEFAULT_GROUP)) if said.get("convrot") else 0
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        raise _unsupported(f"the marker {name} cannot be read") from error
+        raise unsupported(f"the marker {name} cannot be read") from error
     unknown = sorted(said.keys() - _NO_MATTER - {"format", "convrot", "convrot_groupsize"})
     if format not in _DTYPES or unknown:
-        raise _unsupported(f"the marker {name} says {', '.join([f'format {format}', *unknown])}, which is not known")
+        raise unsupported(f"the marker {name} says {', '.join([f'format {format}', *unknown])}, which is not known")
     if group and (group < 4 or 4 ** (group.bit_length() // 2) != group):
-        raise _unsupported(f"the marker {name} says that {group} inputs are rotated together, which is no power of 4")
+        raise unsupported(f"the marker {name} says that {group} inputs are rotated together, which is no power of 4")
     return _Format(_DTYPES[format], group)
-
-
-def _unsupported(why: str) -> UserError:
-    return UserError(
-        f"these weights are quantised in a way that is not read: {why}",
-        code="weights-quantised",
-        field="model.weights",
-        remedy="name the weights in bfloat16, fp8, GGUF, or in ComfyUI's int8; lora.base stores a frozen base in 8 or 4 bits",
-    )

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from reelworks.core.errors import UserError
+
 _ATTRIBUTE = "stored"
 State = dict[str, Tensor]
 
@@ -37,6 +39,16 @@ class StoredWeight(ABC):
     def on_meta(self) -> Tensor:
         """Return a tensor of its shape on `meta` that knows it."""
         return _attach(torch.empty(len(self.parts[0]), self.width, device="meta"), self)
+
+
+def unsupported(why: str) -> UserError:
+    """Return the error about codes that are not read."""
+    return UserError(
+        f"these weights are quantised in a way that is not read: {why}",
+        code="weights-quantised",
+        field="model.weights",
+        remedy="name the weights in bfloat16, fp8, GGUF, or in ComfyUI's int8; lora.base stores a frozen base in 8 or 4 bits",
+    )
 
 
 def _attach(weight: Tensor, stored: StoredWeight) -> Tensor:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import pickle
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def read(
     state: dict[str, Tensor] = {}
     with telling(field, source):
         found = None if file is None else _locate(source, [file]) / file
-        for path in [found] if found is not None and found.is_file() else _files_of(source, part):
+        for path in [found] if found is not None and found.is_file() else files_of(source, field, part):
             state.update(_read_file(path))
     return state if keep_codes else stored_weights.values(state)
 
@@ -57,14 +58,10 @@ def read(
 def files_of(source: str, field: str, part: str | None = None) -> list[Path]:
     """Return the files of weights in a folder, file or hub id, those that `read` reads."""
     with telling(field, source):
-        return _files_of(source, part)
-
-
-def _files_of(source: str, part: str | None) -> list[Path]:
-    place = _fetch(source, _WEIGHT_FILES if part is None else [f"{part}/*"], part or ".")
-    if part is not None and place.is_dir():
-        place = _part(source, place, part)
-    return _files(place)
+        place = _fetch(source, _WEIGHT_FILES if part is None else [f"{part}/*"], part or ".")
+        if part is not None and place.is_dir():
+            place = _part(source, place, part)
+        return _files(place)
 
 
 @contextmanager
@@ -110,12 +107,10 @@ def config(source: str, field: str, part: str) -> dict[str, Any] | None:
     """
     place = require_there(source, field)
     for folder in (place / part, place) if place.is_dir() else (place.parent,):
-        try:
+        with suppress(OSError, ValueError):
             entries = user_files.read_json(folder / "config.json")
-        except (OSError, ValueError):
-            continue
-        if isinstance(entries, dict) and "_class_name" in entries:
-            return entries
+            if isinstance(entries, dict) and "_class_name" in entries:
+                return entries
     return None
 
 
@@ -129,23 +124,32 @@ def shapes(source: str, field: str) -> dict[str, tuple[int, ...]]:
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
     """Open one `.safetensors` file, which is memory-mapped until the block ends; refuses one that is damaged."""
-    try:
+    with _reading(path) as begins:
         if path.suffix in hub.PICKLED:
             raise _unreadable(path, "it is a pickle, which may hold code, and only .safetensors files are read here")
-        with user_files.opened(path) as file:
-            begins = file.read(len(_POINTER))
-        if begins == _POINTER:
-            raise _lfs_pointer(path)
         if begins.startswith(b"GGUF"):
             raise _unreadable(path, "it is a GGUF file, and only .safetensors files are read here")
         _require_whole(path)
         opening = safe_open(path, framework="pt")
-    except UserError:
-        raise
-    except Exception as error:  # damaged files raise errors of any kind
-        raise _unreadable(path, str(error).partition("\n")[0] or type(error).__name__) from error
     with opening as mapped:
         yield mapped
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[bytes]:
+    """Give the first bytes of a file; what is raised in the block tells that it cannot be read."""
+    try:
+        with user_files.opened(path) as file:
+            begins = file.read(len(_POINTER))
+        if begins == _POINTER:
+            raise _unreadable(path, "it is a Git LFS pointer; `git lfs pull` fetches the file")
+        yield begins
+    except UserError:
+        raise
+    except pickle.UnpicklingError as error:  # whose text suggests to run the code in the file
+        raise _unreadable(path, "it is not a file of tensors, or holds other objects too") from error
+    except Exception as error:  # damaged files raise errors of any kind
+        raise _unreadable(path, str(error).partition("\n")[0] or type(error).__name__) from error
 
 
 def bare_name(key: str) -> str:
@@ -222,25 +226,26 @@ def _files(path: Path) -> list[Path]:
 def _shards(index: Path) -> list[Path]:
     try:
         weight_map: dict[str, str] = user_files.read_json(index)["weight_map"]
-        shards = sorted({index.parent / name for name in weight_map.values()})
+        # Beside the index, wherever it leads: it may come from anybody.
+        shards = sorted({index.with_name(Path(name).name) for name in weight_map.values()})
+        missing = [shard.name for shard in shards if not shard.is_file()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _unreadable(index, "it is not an index of weights") from error
-    missing = [shard.name for shard in shards if not shard.is_file()]
     if missing:
         raise UserError(
             f"{len(missing)} of the {len(shards)} files of {index.name} are missing: {first_few(missing)}",
             code="weights-shards-missing",
             remedy="download them too",
         )
+    names = Counter(n for path in shards if path.suffix in hub.SAFETENSORS for n in shapes(str(path), index.name))
+    lies = [name for name, count in names.items() if count > 1] or (names and [*(weight_map.keys() - names.keys())])
+    if lies:
+        raise _unreadable(index, f"its files hold none or several of some of its tensors: {first_few(lies)}")
     return shards
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:
-    try:
-        with user_files.opened(path) as file:
-            begins = file.read(len(_POINTER))
-        if begins == _POINTER:
-            raise _lfs_pointer(path)
+    with _reading(path) as begins:
         if begins.startswith(b"GGUF"):
             return gguf_files.read(path)
         if path.suffix in hub.PICKLED:
@@ -248,19 +253,18 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         else:
             description = _require_whole(path)
             state = scaled_weights.marked(load_file(path), description)
-    except UserError:
-        raise
-    except pickle.UnpicklingError as error:  # whose text suggests to run the code in the file
-        raise _unreadable(path, "it is not a file of tensors, or holds other objects too") from error
-    except Exception as error:  # damaged files raise errors of any kind
-        raise _unreadable(path, str(error).partition("\n")[0] or type(error).__name__) from error
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+    if not isinstance(state, dict) or not all(isinstance(key, str) and _is_plain(state[key]) for key in state):
         raise _unreadable(path, "it is not a flat table of tensors")
     if not state:
         raise UserError(
             f"{path.name} holds no tensors", code="weights-unreadable", remedy="name another file, or export it again"
         )
     return state
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is a tensor of numbers in memory, and not a sparse, nested or empty one, which pickles may hold."""
+    return isinstance(value, Tensor) and value.layout == torch.strided and not (value.is_meta or value.is_nested)
 
 
 def _unpickle(path: Path, mapped: bool) -> Any:
@@ -280,16 +284,11 @@ def _require_whole(path: Path) -> dict[str, str]:
         if not 0 < length <= min(size - 8, _MOST_HEADER):
             raise _unreadable(path, "it has no header of a .safetensors file, or is truncated within it")
         tensors = json.loads(file.read(length))
-    entries = (entry for key, entry in tensors.items() if key != "__metadata__")
-    expected = 8 + length + max((entry["data_offsets"][1] for entry in entries), default=0)
+    description: dict[str, str] = tensors.pop("__metadata__", {})
+    expected = 8 + length + max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
     if size < expected:
         raise _unreadable(path, f"it is truncated: {size:,} of {expected:,} bytes")
-    description: dict[str, str] = tensors.get("__metadata__", {})
     return description
-
-
-def _lfs_pointer(path: Path) -> UserError:
-    return _unreadable(path, "it is a Git LFS pointer; `git lfs pull` fetches the file")
 
 
 def _unreadable(path: Path, why: str) -> UserError:
@@ -341,13 +340,8 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], source: str, field
     require_fit(shapes_of(own), shapes_of(state), source, field)
     codes = [key for key, value in state.items() if own[key].is_floating_point() and not value.is_floating_point()]
     if codes:
-        raise UserError(
-            f"these weights are codes of a format that is not read: {codes[0]} has {state[codes[0]].dtype}",
-            code="weights-quantised",
-            field=field,
-            value=source,
-            remedy="name the weights in bfloat16, fp8, GGUF, or in ComfyUI's int8",
-        )
+        with telling(field, source):
+            raise stored_weights.unsupported(f"{codes[0]} has {state[codes[0]].dtype}")
     if any(parameter.is_meta for parameter in module.parameters()):
         module.load_state_dict(state, strict=True, assign=True)
     else:

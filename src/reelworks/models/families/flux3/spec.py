@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import Field
-
 from reelworks.models import family, family_file
 
 _SOURCE_BLOCKS = "mode_blocks.image_cond"
 _SOURCE_LAYERS = tuple(f"{kind}_stream_modulations.image_cond" for kind in ("early", "single"))
 
 
-class Flux3Config(family.NetworkConfig):
+class Flux3Config(family.EditingConfig):
     """Arguments of diffusers' Flux3Transformer2DModel; defaults are those of FLUX.3 Image Klein Base.
 
     `edits`: source pictures of an edit are inputs. A network that is not shown any keeps its layers for sources.
@@ -29,12 +27,6 @@ class Flux3Config(family.NetworkConfig):
     num_attention_heads: int = 24
     joint_attention_dim: family.TextWidth = 20480
     axes_dims_rope: tuple[int, int, int, int] = (32, 32, 32, 32)
-    edits: bool = Field(default=False, exclude=True)
-
-    @property
-    def conditioning(self) -> family.Conditioning:
-        """Conditioning of the network; empty captions are encoded."""
-        return family.EDITS if self.edits else family.Conditioning()
 
     @property
     def network(self) -> family.Network:

@@ -23,6 +23,7 @@ from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, e
 from reelworks.models.families.qwen_image.network import ImagePlaceholderTokens
 from reelworks.models.families.qwen_image21.spec import QwenImage21Config
 from reelworks.models.precision.boundary import is_sharded
+from reelworks.models.text import modular_pipelines
 
 
 def predict(module: Any, inputs: DenoiserInputs, config: QwenImage21Config) -> Tensor:
@@ -154,15 +155,12 @@ class ChatWithPictures:
 
 def load_text_parts(source: str, dtype: torch.dtype) -> Any:
     """Load the pipeline with its text encoder alone; the tokenizer lies in the folder of the processor."""
-    library = optional_imports.transformers()
+    parts = modular_pipelines.load_qwen3_vl(source, dtype, tokenizer="processor")
     name, options = hub.pretrained_arguments(source)
-    kind = library.Qwen3VLForConditionalGeneration
-    encoder = kind.from_pretrained(name, **options, subfolder="text_encoder", dtype=dtype)
-    tokenizer = library.AutoTokenizer.from_pretrained(name, **options, subfolder="processor")
-    pictures = library.Qwen2VLImageProcessorPil.from_pretrained(name, **options, subfolder="processor")
-    processor = ChatWithPictures(tokenizer, pictures)
-    pipeline = optional_imports.from_diffusers("QwenImage21Pipeline")(None, None, encoder, processor, None)
-    pipeline.tokenizer = tokenizer
+    load_pictures = optional_imports.transformers().Qwen2VLImageProcessorPil.from_pretrained
+    processor = ChatWithPictures(parts.tokenizer, load_pictures(name, **options, subfolder="processor"))
+    pipeline = optional_imports.from_diffusers("QwenImage21Pipeline")(None, None, parts.text_encoder, processor, None)
+    pipeline.tokenizer = parts.tokenizer
     return pipeline
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import Field
-
 from reelworks.models import family, family_file
 
 _GATED_PAIR = "transformer_blocks.N.img_mlp.gate_layer transformer_blocks.N.img_mlp.proj"
 _RELEASE_LAYERS = (family.KeyRule(_GATED_PAIR, "transformer_blocks.N.img_mlp.gate_up"),)
 
 
-class QwenImage21Config(family.NetworkConfig):
+class QwenImage21Config(family.EditingConfig):
     """Arguments of diffusers' QwenImage21Transformer2DModel; defaults are the published ones.
 
     `edits`: source pictures are inputs too.
@@ -35,12 +33,6 @@ class QwenImage21Config(family.NetworkConfig):
     num_attention_heads: int = 32
     context_in_dim: family.TextWidth = 4096
     axes_dims_rope: tuple[int, int, int] = (16, 56, 56)
-    edits: bool = Field(default=False, exclude=True)
-
-    @property
-    def conditioning(self) -> family.Conditioning:
-        """Conditioning of the network; empty captions are encoded."""
-        return family.EDITS if self.edits else family.Conditioning()
 
 
 FAMILY = family_file.read(__package__, QwenImage21Config)
