@@ -14,10 +14,11 @@ from safetensors.torch import load_file, save_file
 from test_lora_fit import begun, written
 from torch import Tensor
 
-from reelworks.annexes.lora import info
-from reelworks.annexes.lora.request import LoraInfoRequest
-from reelworks.models import base_model, identify, registry
-from reelworks.models.adapters import closest, files
+from reelworks.annexes.lora import convert, info
+from reelworks.annexes.lora.request import ConvertLoraRequest, LoraInfoRequest
+from reelworks.models import base_model, registry
+from reelworks.models.adapters import files, key_mapping, text_encoders
+from reelworks.models.adapters.adapter_types.registry import LORA as LORA_TYPE
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.adapters.key_mapping import METADATA
 from reelworks.models.adapters.training_adapter import TrainingAdapter
@@ -67,6 +68,7 @@ def test_layers_tell_the_model_of_a_file_whose_header_names_none(
     assert [name for name in names if name in built and not name.endswith("tiny")] == ["wan-2.1-1.3b"]
 
 
+FIRST = "diffusion_model.blocks.0.self_attn.q"
 A, B, ALPHA = ".lora_A.weight", ".lora_B.weight", ".alpha"
 
 
@@ -92,6 +94,25 @@ def test_tensors_that_no_training_gives(
     key = next(key for key in good if key.endswith(part))
     save_file({**good, key: change(good[key]).contiguous()}, tmp_path / "bad.safetensors")
     refused_as_each(tmp_path / "bad.safetensors", problem)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"lora_A.weight": (24,), "lora_B.weight": (24,)},
+        {"lora_down.weight": (2,), "lora_up.weight": (24, 2)},
+        {"lokr_w1": (4,), "lokr_w2": (6, 24)},
+        {"lokr_w1": (4,), "lokr_w2": (6,)},
+        {"hada_w1_a": (24,), "hada_w1_b": (24,), "hada_w2_a": (24,), "hada_w2_b": (24,)},
+        {"oft_R.weight": (6,)},
+    ],
+)
+def test_vectors_in_place_of_matrices(tmp_path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    save_file({f"{FIRST}.{end}": torch.ones(shape) for end, shape in shapes.items()}, tmp_path / "bad.safetensors")
+    with refused("lora-unreadable", "lora.weights", says="do not belong together"):
+        begun("wan-tiny", tmp_path / "bad.safetensors", LORA)
+    told = info.info(LoraInfoRequest(file=tmp_path / "bad.safetensors", model="wan-tiny"))
+    assert "do not belong together" in told.result.notes[0]
 
 
 def test_a_rank_of_0(tmp_path: Path, good: dict[str, Tensor]) -> None:
@@ -133,12 +154,54 @@ def test_two_updates_of_a_layer_under_two_prefixes(tmp_path: Path, good: dict[st
     refused_as_each(tmp_path / "bad.safetensors", "several updates of one layer")
 
 
+@pytest.mark.parametrize("formats", [("kohya", "diffusers"), ("diffusers", "kohya"), ("comfyui", "diffusers")])
+@pytest.mark.quick_cases(1)
+def test_two_updates_of_a_layer_one_of_which_joins_it_with_others(tmp_path: Path, formats: tuple[str, str]) -> None:
+    """Neither is chosen: what one names as query, key and value, the other may name as one layer."""
+    settings, tensors, path = LoraConfig(rank=2, targets=["to_q", "to_k", "to_v"]), {}, tmp_path / "both.safetensors"
+    for format in formats:
+        written(path, "flux-tiny", settings, format)
+        tensors |= {key: value.clone() for key, value in load_file(path).items()}
+    save_file(tensors, path)
+    says = "several updates of one layer"
+    with refused("lora-unreadable", "lora.weights", says=says):
+        begun("flux-tiny", path, settings)
+    with refused("lora-unreadable", "lora.training_adapter", says=says):
+        denoiser = contract.build("flux-tiny")
+        TrainingAdapter.read(str(path)).attach(denoiser.module, denoiser.config)
+    request = ConvertLoraRequest(file=path, to="kohya", output=tmp_path / "c.safetensors", model="flux-tiny")
+    with refused("lora-unreadable", "file", says=says):
+        convert.convert(request)
+
+
+@pytest.mark.parametrize("end", [".lora_down.weight", ".lora_A.default.weight", ".lora.down.weight"])
+def test_two_tensors_of_one_kind(tmp_path: Path, good: dict[str, Tensor], end: str) -> None:
+    key = next(key for key in good if key.endswith(A))
+    save_file({**good, key.replace(A, end): good[key] * 2}, tmp_path / "bad.safetensors")
+    with refused("lora-unreadable", "lora.weights", says="two tensors of one kind"):
+        begun("wan-tiny", tmp_path / "bad.safetensors", LORA)
+    told = info.info(LoraInfoRequest(file=tmp_path / "bad.safetensors", model="wan-tiny"))
+    assert told.others == {"parts of LoRAs": 3}  # is left out, and named
+
+
 @pytest.mark.parametrize("described", ["[]", "x", '{"model": 1}', '{"a_later_key": 1}', "[" * 100_000])
 def test_a_base_that_is_not_understood_is_none(tmp_path: Path, good: dict[str, Tensor], described: str) -> None:
     save_file(good, tmp_path / "file.safetensors", {files.BASE: described})
     here = Base("wan-tiny", None, base_model.digest(good))
     assert files.base_warning(str(tmp_path / "file.safetensors"), here) is None
     begun("wan-tiny", tmp_path / "file.safetensors", LORA)
+
+
+def test_settings_for_each_layer_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not once for each layer: a file of thousands would take minutes."""
+    names = [f"blocks.{number}.to_q" for number in range(200)]
+    header = {METADATA: json.dumps({"r": 4, "lora_alpha": 4, "alpha_pattern": dict.fromkeys(names, 2)})}
+    asked, within = [], text_encoders.within
+    monkeypatch.setattr(text_encoders, "within", lambda layer: asked.append(layer) or within(layer))
+    kinds = {"A": torch.ones(4, 2)}
+    for name in names:
+        assert key_mapping.stored_scale(LORA_TYPE, kinds, key_mapping.settings_of(header, name), name) == 0.5
+    assert len(asked) <= 2 * len(names)
 
 
 def test_a_training_adapter_of_another_scale_is_another_one(tmp_path: Path) -> None:

@@ -53,8 +53,11 @@ class AdapterFile:
 
     def renamed(self, name: str) -> str:
         """Return a name of the file with the part of diffusers' pipeline for peft's prefix."""
-        part = "unet." if any(other.name.startswith(_OF_UNETS) for other in self.layers) else "transformer."
-        return part + name.removeprefix(_PEFT) if name.startswith(_PEFT) else name
+        return self._part + name.removeprefix(_PEFT) if name.startswith(_PEFT) else name
+
+    @cached_property
+    def _part(self) -> str:
+        return "unet." if any(layer.name.startswith(_OF_UNETS) for layer in self.layers) else "transformer."
 
     @cached_property
     def dtypes(self) -> dict[str, int]:

@@ -9,7 +9,7 @@ from reelworks.annexes.lora.adapter_file import AdapterFile
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
 from reelworks.models import identify, registry
-from reelworks.models.adapters import closest, release_layers
+from reelworks.models.adapters import closest, key_mapping, release_layers
 from reelworks.models.adapters.closest import ClosestBase
 from reelworks.models.adapters.files import BASE
 from reelworks.models.adapters.release_layers import Place, TargetLayer
@@ -72,7 +72,8 @@ def require(file: AdapterFile, model: str | None) -> BaseNetwork:
     """Return the network of a file.
 
     Raises:
-        UserError: Some layers fit no known network, or several networks fit that have different names for them.
+        UserError: Some layers fit no known network, or several networks fit that have different names for them, or a layer
+            has several updates.
     """
     found = closest_to(file, model)
     if not found.is_whole:
@@ -82,7 +83,9 @@ def require(file: AdapterFile, model: str | None) -> BaseNetwork:
             code="lora-does-not-fit",
             remedy="leave --model out, or name another model" if model else "name a file for a known model",
         )
-    return resolve(found, file)
+    network = resolve(found, file)
+    key_mapping.require_once(target.layer for layer in sizes_of(file) for target in network.targets_of(layer))
+    return network
 
 
 def resolve(found: ClosestBase, file: AdapterFile) -> BaseNetwork:

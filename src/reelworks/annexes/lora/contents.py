@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -110,7 +110,26 @@ class Contents:
         if self.problems:
             raise self.problems[0]
         if not self.layers:
-            raise _without_updates(facts, self.others)
+            raise self.without_updates(facts)
+
+    def without_updates(self, facts: Mapping[str, TensorFacts]) -> UserError:
+        """Return the error for a file that is used for its updates and has none."""
+        if not facts:
+            return UserError("it holds no tensors", code="lora-unreadable", remedy=_NO_REMEDY)
+        if _BY_COLUMNS in self.others:
+            return release_layers.refusal_of_columns()
+        if some := self.others.get(_LACKING):
+            return key_mapping.damaged(
+                f"its updates lack a part: {len(some):,} tensors are alone, such as {first_few(some)}"
+            )
+        shapes = {name: tensor.shape for name, tensor in facts.items()}
+        problem, remedy = ("", "") if identify.is_lora(shapes) else identify.what(shapes, for_field="lora.weights")
+        held = other_tensors.describe({what: len(keys) for what, keys in self.others.items()})
+        return UserError(
+            f"not a LoRA: {problem}" if problem else f"it holds no update that is read here: {held}",
+            code="not-a-lora",
+            remedy=remedy or _NO_REMEDY,
+        )
 
     def describe(self, verb: str, chosen: Callable[[str], bool]) -> list[str]:
         """Return a sentence with the verb for each kind of chosen tensors that are no update here."""
@@ -134,24 +153,3 @@ def written_dtype(dtypes: set[torch.dtype | None]) -> torch.dtype:
         assert one is not None
         return one
     return torch.float32 if dtypes & {None, torch.float64, *_WRITTEN} else torch.bfloat16
-
-
-def _without_updates(facts: Mapping[str, TensorFacts], others: Mapping[str, Sequence[str]]) -> UserError:
-    """Return the error for a file that is used for its updates and has none."""
-    if not facts:
-        return UserError("it holds no tensors", code="lora-unreadable", remedy=_NO_REMEDY)
-    if _BY_COLUMNS in others:
-        return release_layers.refusal_of_columns()
-    if _LACKING in others:
-        some = others[_LACKING]
-        return key_mapping.damaged(
-            f"its updates lack a part: {len(some):,} tensors are alone, such as {first_few(some)}"
-        )
-    shapes = {name: tensor.shape for name, tensor in facts.items()}
-    problem, remedy = ("", "") if identify.is_lora(shapes) else identify.what(shapes, for_field="lora.weights")
-    held = other_tensors.describe({what: len(keys) for what, keys in others.items()})
-    return UserError(
-        f"not a LoRA: {problem}" if problem else f"it holds no update that is read here: {held}",
-        code="not-a-lora",
-        remedy=remedy or _NO_REMEDY,
-    )

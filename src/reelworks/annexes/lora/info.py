@@ -14,7 +14,6 @@ from reelworks.annexes.lora.request import LoraInfoRequest
 from reelworks.annexes.lora.results import LayerResult, LoraResult
 from reelworks.core import log, requests, results
 from reelworks.core.errors import UserError
-from reelworks.models import identify
 from reelworks.models.storage import weights
 
 
@@ -67,11 +66,13 @@ def info(request: LoraInfoRequest) -> LoraInfo:
         with log.stage("comparing its layers with those of known models"):
             base = base_network.closest_to(file, request.model)
             readers = readers_of(file, BaseNetwork(base.names) if base.names else None)
+        if not file.layers:
+            problems[str(file.contents.without_updates(file.facts).problem)] = None
         name = None if file.convention is None else file.convention.name
         path = weights.require_file(str(request.file), "file")
         ranks = Counter(layer.rank for layer in file.layers)
         return LoraInfo(
-            LoraResult.of_layers([path], name, layers, [*problems, *_what_else(file)]),
+            LoraResult.of_layers([path], name, layers, [*problems]),
             path.stat().st_size,
             dict(Counter(layer.type.name for layer in file.layers)),
             {str(rank or "none"): ranks[rank] for rank in sorted(ranks, key=lambda rank: rank or 0)},
@@ -91,14 +92,3 @@ def _norm(file: AdapterFile, layer: StoredLayer) -> tuple[float | None, str | No
         return layer.type.norm(file.read(layer)), None
     except UserError as error:
         return None, error.problem
-
-
-def _what_else(file: AdapterFile) -> list[str]:
-    """Return what a file without updates is, if it is known."""
-    if file.layers:
-        return []
-    if not file.facts:
-        return ["it holds no tensors"]
-    shapes = {name: tensor.shape for name, tensor in file.facts.items()}
-    problem, _ = ("", "") if identify.is_lora(shapes) else identify.what(shapes, for_field="lora.weights")
-    return [f"not a LoRA: {problem}"] if problem else []

@@ -180,7 +180,7 @@ def header(source: str) -> dict[str, str]:
             logger.warning(f"{problem}: alpha / rank is taken as 1")
     except (OSError, SafetensorError, ValueError) as error:
         raise key_mapping.damaged(f"its header cannot be read: {error}") from error
-    key_mapping.stored_settings(metadata)
+    key_mapping.stored_settings(metadata.get(METADATA, "{}"))
     return metadata
 
 

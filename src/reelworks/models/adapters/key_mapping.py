@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import Counter, defaultdict
@@ -69,7 +70,8 @@ def without_others(tensors: Mapping[str, Tensor], *, with_texts: bool = False) -
     found = {key: target for key in tensors if (target := split_ending(key)) is not None}
     layers: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for key, (stem, name) in found.items():
-        layers[stem][name] = tensors[key]
+        if tensors[key] is not layers[stem].setdefault(name, tensors[key]):
+            raise damaged(f"it has two tensors of one kind for a layer, such as {key}")
     whole = {stem: kind for stem, kinds in layers.items() if (kind := type_of(kinds)) is not None}
     if any(release_layers.is_by_columns(key, tensors[key].shape) for key, (stem, _) in found.items() if stem in whole):
         raise release_layers.refusal_of_columns()
@@ -85,8 +87,8 @@ def without_others(tensors: Mapping[str, Tensor], *, with_texts: bool = False) -
         is_of_text = text_encoders.part_of(stem) is not None and not with_texts
         return is_of_text or layers[stem].keys() == {"alpha"} or is_part(layers[stem])
 
-    others = [key for key in tensors if is_other(key)]
-    return {key: value for key, value in tensors.items() if key not in {*others}}, others
+    own = {key: value for key, value in tensors.items() if not is_other(key)}
+    return own, [key for key in tensors if key not in own]
 
 
 def require_update(stem: str, kind: AdapterType, stored: Mapping[str, Tensor | TensorFacts]) -> dict[str, Tensor]:
@@ -97,6 +99,8 @@ def require_update(stem: str, kind: AdapterType, stored: Mapping[str, Tensor | T
             flat = kind.flat({name: torch.empty(shape) for name, shape in shapes.items()})
             with suppress(UserError):  # of a type whose update depends on the base
                 kind.shape(flat)
+        if any(tensor.ndim != 2 for name, tensor in flat.items() if name != "magnitude_vector"):
+            raise ValueError("not two axes")  # some products of vectors are matrices
     except (RuntimeError, ValueError, IndexError) as error:
         raise damaged(f"the shapes of {stem} do not belong together: {shapes}") from error
     if not all(math.prod(shape) for shape in shapes.values()):
@@ -115,10 +119,9 @@ def require_numbers(tensors: Mapping[str, Tensor]) -> None:
 
 
 def require_once(stems: Iterable[str]) -> None:
-    """Refuse several updates of a layer, whose names have the prefixes of several conventions."""
-    counts = Counter(map(folded, stems))
-    if twice := [layer for layer, count in counts.items() if count > 1]:
-        raise damaged(f"it has several updates of one layer, under other prefixes: {first_few(twice)}")
+    """Refuse several updates of a layer, whose names are those of several conventions."""
+    if twice := [layer for layer, count in Counter(map(folded, stems)).items() if count > 1]:
+        raise damaged(f"it has several updates of one layer, under other names: {first_few(twice)}")
 
 
 def folded(stem: str) -> str:
@@ -147,7 +150,7 @@ def place_tensors(
     """Return the tensors of a file by layer of the network that has an adapter, and the names that belong to none."""
     kind, targets = TYPES[config.type], homes(layers, family)
     stored: Layers = defaultdict(dict)
-    unknown, result = [], Layers()
+    unknown, placed, result = [], list[str](), Layers()
     for key, value in tensors.items():
         found = split_name(key, kind)
         if found is None or found[0] not in targets:
@@ -162,7 +165,9 @@ def place_tensors(
         values = _rescale(kinds, settings_of(metadata, spelling), config, spelling)
         parts = kind.split_layer(values, targets[spelling], config.rank)
         unknown += [spelling] * (not parts)
+        placed += parts
         result |= parts
+    require_once(placed)
     return result, unknown
 
 
@@ -219,22 +224,24 @@ def _scale(kind: AdapterType, kinds: Mapping[str, Tensor], settings: Mapping[str
 
 def _of_layer(layer: str, numbers: Mapping[str, Any] | None, of_others: Any) -> Any:
     """Return the number that a pattern of peft's settings has for a layer, or that of layers without one in it."""
-    return next((value for name, value in (numbers or {}).items() if _is_named(layer, name)), of_others)
+    ends = {"^" + layer, *(layer.split(".", at)[-1] for at in range(layer.count(".") + 1))}
+    return next((value for pattern, value in (numbers or {}).items() if _end_of(pattern) in ends), of_others)
 
 
-def _is_named(layer: str, pattern: str) -> bool:
-    """Whether a layer is meant by a key of peft's patterns, a name or its end; patterns proper are refused."""
-    name = text_encoders.within(pattern.removeprefix("^"))
+@functools.lru_cache(1 << 16)  # since each layer is asked about
+def _end_of(pattern: str) -> str:
+    """Return the end of a layer's name that a key of peft's patterns means, and ^ before a whole name; patterns proper are refused."""
+    start, name = pattern[: pattern.startswith("^")], text_encoders.within(pattern.removeprefix("^"))
     if not re.fullmatch(r"[\w.-]+", name):
         problem = f"its header has alphas or ranks for layers by a pattern, {pattern!r}, and only names are read"
         raise UserError(problem, code="lora-unreadable", remedy="name another file")
-    return layer == name or (not pattern.startswith("^") and layer.endswith(f".{name}"))
+    return start + name
 
 
 def settings_of(metadata: Mapping[str, str], stem: str) -> dict[str, Any]:
     """Return peft's settings in a header for the text encoder of a layer, or for the network; without its name before theirs."""
     encoder, settings = text_encoders.part_of(stem), {}
-    for key, value in stored_settings(metadata).items():
+    for key, value in stored_settings(metadata.get(METADATA, "{}")).items():
         part, _, name = key.rpartition(".")
         # T5's folder is that of diffusers' names.
         if part in (encoder, stem.partition(".")[0]) if encoder else not text_encoders.is_part(part):
@@ -242,9 +249,10 @@ def settings_of(metadata: Mapping[str, str], stem: str) -> dict[str, Any]:
     return settings
 
 
-def stored_settings(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return peft's settings as they stand in a header; raises `UserError` if they are none."""
+@functools.lru_cache(4)
+def stored_settings(text: str) -> dict[str, Any]:
+    """Return peft's settings as they stand in a header's field; raises `UserError` if they are none."""
     try:
-        return dict(user_files.parse_json(metadata.get(METADATA, "{}")).items())
+        return dict(user_files.parse_json(text).items())
     except (ValueError, AttributeError) as error:
         raise damaged(f"its header cannot be read: {error}") from error

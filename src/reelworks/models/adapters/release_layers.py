@@ -197,8 +197,3 @@ def join_parts(parts: Parts) -> tuple[Tensor, Tensor]:
         B[top : top + rows, left : left + rank] = kinds["B"]
         left += rank
     return torch.cat([kinds["A"] for _, kinds in parts]), B
-
-
-def alpha_tensor(alpha: int) -> Tensor:
-    """Return an alpha as files store it."""
-    return torch.tensor(float(alpha))

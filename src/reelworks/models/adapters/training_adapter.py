@@ -47,7 +47,7 @@ class TrainingAdapter(NamedTuple):
 
     def digest(self) -> str:
         """Return a digest of its tensors and of the settings in its header, which its scale depends on."""
-        settings = key_mapping.stored_settings(self.header)
+        settings = key_mapping.stored_settings(self.header.get(key_mapping.METADATA, "{}"))
         text = torch.frombuffer(bytearray(json.dumps(settings, sort_keys=True), "utf-8"), dtype=torch.uint8)
         return base_model.digest({**self.tensors, key_mapping.METADATA: text} if settings else self.tensors)
 

@@ -138,12 +138,12 @@ class AdapterType(ABC):
         self, stem: str, kinds: Mapping[str, Tensor], convention: Convention, rank: int | None = None
     ) -> dict[str, Tensor]:
         """Return the tensors of a layer as files of a convention name them; `rank` is the alpha of one without a rank."""
-        from reelworks.models.adapters import release_layers
+        import torch
 
         endings = self.endings_in(convention, stem)
         tensors = {f"{stem}.{endings[kind]}": value for kind, value in kinds.items()}
         if convention.needs_alpha or (self.needs_alpha and not convention.is_peft):
-            tensors[f"{stem}.alpha"] = release_layers.alpha_tensor(self.rank_of(kinds) or rank or 1)
+            tensors[f"{stem}.alpha"] = torch.tensor(float(self.rank_of(kinds) or rank or 1))
         return tensors
 
     @abstractmethod
