@@ -194,7 +194,7 @@ class DiffusersNetwork:
         stated = weights.config(source, "model.weights", part_there) or {}
         sizes = {k: [*v] if isinstance(v, tuple) else v for k, v in config.model_dump().items()}
         differing = {k for k in sizes.keys() - _TOLD_BY_SHAPES if stated.get(k) not in (None, sizes[k])}
-        if told := ", ".join(f"{key} = {stated[key]}" for key in sorted(differing)):
+        if told := ", ".join(f"{key} = {stated[key]!r}" for key in sorted(differing)):
             logger.warning(f"model.weights = {source!r}: its config has {told}, and the network of model.name not")
         state = weights.read(source, part=part_there, keep_codes=True)
         is_mapped = any(parameter.is_meta for parameter in module.parameters())

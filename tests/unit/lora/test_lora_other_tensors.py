@@ -181,6 +181,23 @@ def test_differences_are_added_to_full_weights_and_to_each_other(tmp_path: Path)
     assert {*others, *lost} <= merged.keys()
 
 
+def test_whole_numbers_are_neither_differences_nor_weights(tmp_path: Path) -> None:
+    """They are codes, whose scales are not known; numbers of places in a text encoder are none."""
+    base, path, out = tmp_path / "base.safetensors", tmp_path / "a.safetensors", tmp_path / "out"
+    weights = {f"{layer}.weight": random(*shape, seed=1) for layer, shape in SHAPES.items()}
+    weights |= {"blocks.0.self_attn.q.bias": random(12, seed=3), "position_ids": torch.arange(7)[None]}
+    save_file(weights, base)
+    with_others(path, {f"{LAYER}.diff_b": torch.ones(12, dtype=torch.int8)})
+    result = apply.apply(ApplyLorasRequest(base=base, files=[str(path)], output=out))
+    assert "left out: differences of biases" in result.notes[0]
+    assert torch.equal(load_file(out / "base.safetensors")["blocks.0.self_attn.q.bias"], random(12, seed=3))
+    merge.merge(MergeLorasRequest(files=[str(path)], output=tmp_path / "c.safetensors"))
+    assert f"{LAYER}.diff_b" not in load_file(tmp_path / "c.safetensors")
+    save_file({name: value.int() for name, value in weights.items()}, base)
+    with refused("weights-quantised", "base", says="whole numbers"):
+        apply.apply(ApplyLorasRequest(base=base, files=[str(path)], output=out, overwrite=True))
+
+
 def test_a_distilled_lora_is_added_to_a_base_of_diffusers(tmp_path: Path) -> None:
     """In the release's names, with differences of the biases of its layers and of others; norms have no place there."""
     denoiser = contract.build("wan-tiny")

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from refused import refused
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
@@ -472,6 +472,10 @@ def test_files_of_bitsandbytes_stay_as_they_are_in_an_nf4_base(tmp_path, nested)
             torch.testing.assert_close(layer.weight, values[key], rtol=1e-5, atol=1e-7)
     wide = contract.answer(denoiser, inputs := contract.example(contract.shapes("wan-tiny")[-1], "wan-tiny"))
     torch.testing.assert_close(wide[""], reference.predict(inputs), rtol=1e-4, atol=1e-6)
+    scaled = load_file(tmp_path / "model.safetensors") | {packed[0] + "_scale": torch.ones(())}
+    save_file(scaled, tmp_path / "scaled.safetensors")
+    with refused("weights-quantised", says="beside weights in 8 bits"):
+        from_file(tmp_path / "scaled.safetensors", LoraConfig(rank=2, base="nf4"))
     digests = {from_file(tmp_path / "model.safetensors", LoraConfig(base=b)).base.digest for b in ("nf4", "int8")}
     assert len(digests) == 1
 

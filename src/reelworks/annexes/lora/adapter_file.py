@@ -12,7 +12,7 @@ from torch import Tensor
 
 from reelworks.annexes.lora.contents import Contents, StoredLayer
 from reelworks.core.errors import UserError
-from reelworks.models.adapters import conventions, files, key_mapping
+from reelworks.models.adapters import conventions, files, key_mapping, other_tensors
 from reelworks.models.adapters.conventions import Convention
 from reelworks.models.storage import weights
 from reelworks.models.storage.tensor_files import TensorFiles
@@ -68,6 +68,10 @@ class AdapterFile:
     def others(self) -> list[str]:
         """The names of tensors that are no update of a layer."""
         return [key for keys in self.contents.others.values() for key in keys]
+
+    def added_to(self, key: str) -> tuple[str, str] | None:
+        """Return the layer, and "weight" or "bias", that a tensor of numbers is a plain difference of; None for others."""
+        return other_tensors.added_to(key) if (dtype := self.facts[key].dtype) and dtype.is_floating_point else None
 
     def left_out(self, held: Collection[str] = ()) -> list[str]:
         """Return sentences on the tensors that are no update of a layer, for whoever writes a file without them."""

@@ -27,7 +27,7 @@ from reelworks.core.errors import UserError, first_few
 from reelworks.core.units import plural
 from reelworks.data.checkpoint import safetensors_header
 from reelworks.data.checkpoint.safetensors_header import TensorRange
-from reelworks.models.adapters import key_mapping, other_tensors, text_encoders
+from reelworks.models.adapters import key_mapping, text_encoders
 from reelworks.models.export import export, safetensors_file
 from reelworks.models.storage import weights as weight_files
 from reelworks.models.storage.tensor_files import TensorFacts, TensorFiles
@@ -225,7 +225,7 @@ def _differences_of(
     folded = {name.replace(".", "_"): full for name, full in bare_names(facts).items()}
     found = {}
     for key in file.others:
-        if (difference := other_tensors.added_to(key)) is None:
+        if (difference := file.added_to(key)) is None:
             continue
         layer, end = key_mapping.layer_of(difference[0]), difference[1]
         targets = [] if network is None else network.targets_of(layer)

@@ -89,11 +89,13 @@ def _require_numbers(facts: Mapping[str, TensorFacts]) -> None:
     coded = [
         name
         for name, (dtype, shape) in facts.items()
-        if dtype is None or (dtype.itemsize == 1 and len(shape) > 1) or any(code in name for code in _CODES)
+        if dtype is None
+        or (len(shape) > 1 and (dtype.itemsize == 1 or (name.endswith(".weight") and not dtype.is_floating_point)))
+        or any(code in name for code in _CODES)
     ]
     if coded:
         raise UserError(
-            f"{len(coded):,} of its {len(facts):,} tensors are stored in 8 bits or fewer: {first_few(coded)}",
+            f"{len(coded):,} of its {len(facts):,} tensors are stored in 8 bits or fewer, or in whole numbers: {first_few(coded)}",
             code="weights-quantised",
             remedy="name the weights in bfloat16, float16 or float32",
         )

@@ -66,8 +66,7 @@ def info(request: LoraInfoRequest) -> LoraInfo:
         with log.stage("comparing its layers with those of known models"):
             base = base_network.closest_to(file, request.model)
             readers = readers_of(file, BaseNetwork(base.names) if base.names else None)
-        if not file.layers:
-            problems[str(file.contents.without_updates(file.facts).problem)] = None
+        problems |= {} if file.layers else {str(file.contents.without_updates(file.facts).problem): None}
         name = None if file.convention is None else file.convention.name
         path = weights.require_file(str(request.file), "file")
         ranks = Counter(layer.rank for layer in file.layers)

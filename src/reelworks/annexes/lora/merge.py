@@ -23,7 +23,7 @@ from reelworks.annexes.lora.request import MergeLorasRequest
 from reelworks.annexes.lora.results import LoraResult
 from reelworks.core import files, requests, storage
 from reelworks.core.errors import UserError, first_few
-from reelworks.models.adapters import low_rank, other_tensors
+from reelworks.models.adapters import low_rank
 from reelworks.models.adapters.adapter_types.registry import LORA
 from reelworks.models.adapters.low_rank import LowRank
 from reelworks.models.export import safetensors_file
@@ -193,7 +193,7 @@ def _add_differences(weighted: list[_Weighted], new: NewAdapterFile) -> list[str
     terms: dict[str, list[tuple[_Weighted, str]]] = defaultdict(list)
     for each in weighted:
         for key in each.file.others:
-            target, name = other_tensors.added_to(key), each.file.renamed(key)
+            target, name = each.file.added_to(key), each.file.renamed(key)
             if target is not None and (target[1] == "bias" or each.file.renamed(target[0]) not in new.layers):
                 terms[name].append((each, key))
     held: set[tuple[int, str]] = set()

@@ -113,7 +113,7 @@ def read_quantized(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
     coded = {key for key, value in values.items() if value.dtype.itemsize == 1}
     lost = [
-        *(scales.keys() - values.keys()),
+        *(name for name in scales if name not in values or values[name].is_meta),
         *(f"{layer}{_MARKER}" for layer in markers if f"{layer}.weight" not in values),
     ]
     for key in values:
