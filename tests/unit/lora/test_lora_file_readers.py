@@ -228,6 +228,21 @@ def test_alphas_that_differ_in_a_unet_of_kohya_have_no_reader_in_diffusers(
     assert (right == len(base)) == ("diffusers" in told(path, "sd1.5-tiny")) == (alphas[0] == alphas[1])
 
 
+@pytest.mark.parametrize("step", [1, 2])
+def test_alphas_beside_some_layers_alone_have_no_reader_in_diffusers(tmp_path: Path, step: int) -> None:
+    """Its pipeline of FLUX gives one of them to the layers that have none; where all have one, what it draws is right."""
+    path, base = tmp_path / "a.safetensors", linear("flux-tiny")
+    given = {f"transformer.{layer}.alpha": torch.tensor(1.0) for layer in [*base][::step]}
+    products = file_of(path, "transformer.", layers=lambda: base, more=given)
+    for layer in [*base][::step]:
+        products[layer] = base[layer] + (products[layer] - base[layer]) / 2
+    module = contract.build("flux-tiny").module
+    readers.through_pipeline("flux-tiny", module, path, "transformer")
+    found = readers.merged(module)
+    right = sum(torch.allclose(found[f"{layer}.weight"], value, atol=1e-5) for layer, value in products.items())
+    assert (right == len(base)) == ("diffusers" in told(path, "flux-tiny")) == (step == 1)
+
+
 def test_layers_of_text_encoders_have_readers(tmp_path: Path) -> None:
     """Of CLIP in names of kohya and of diffusers; those of a network that has no such encoder have none."""
     path, down = tmp_path / "a.safetensors", ("lora_down.weight", "lora_up.weight")

@@ -280,11 +280,11 @@ def _of_diffusers(file: AdapterFile, network: BaseNetwork | None) -> set[str]:
     name = None if network is None else _pipeline_of(network)
     if network is None or name is None or not any(layer.type is LORA for layer in file.layers):
         return set()
-    if network.part == "unet":
-        alphas = (file.read_other(layer.keys["alpha"]) for layer in file.layers if "alpha" in layer.keys)
-        # It gives an alpha to layers that others are named like.
-        if len({str(alpha.float().tolist()) for alpha in alphas}) > 1:
-            return set()
+    keys = {layer.keys.get("alpha") for layer in file.layers}
+    alphas = {None if key is None else str(file.read_other(key).float().tolist()) for key in keys}
+    # It gives those without an alpha that of others, and in a UNet also those that others are named like.
+    if len(alphas) > 1 and (network.part == "unet" or (file.names.is_peft and None in alphas)):
+        return set()
     tensors = {
         key: torch.ones(()) if key.endswith(".alpha") else torch.zeros(shape, dtype=torch.bfloat16)
         for key, (_, shape) in file.facts.items()
