@@ -209,7 +209,9 @@ def test_of_copies_in_a_folder_the_one_without_a_variant_counts(tmp_path, name):
     assert torch.equal(weights.read(str(tmp_path))["a.weight"], STATE["a.weight"])
 
 
-def test_a_pickle_may_be_called_a_checkpoint(tmp_path):
+def test_a_pickle_may_be_called_a_checkpoint_and_so_may_another_file(tmp_path):
+    save_file(STATE, tmp_path / "new.ckpt")
+    assert torch.equal(weights.read(str(tmp_path / "new.ckpt"))["a.weight"], STATE["a.weight"])
     torch.save({"state_dict": STATE}, tmp_path / "v1-5.ckpt")
     assert torch.equal(weights.read(str(tmp_path / "v1-5.ckpt"))["a.weight"], STATE["a.weight"])
 

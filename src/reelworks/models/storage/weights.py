@@ -248,7 +248,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
     with _reading(path) as begins:
         if begins.startswith(b"GGUF"):
             return gguf_files.read(path)
-        if path.suffix in hub.PICKLED:
+        if path.suffix in hub.PICKLED and begins[8:9] != b"{":  # with which the header of a .safetensors file begins
             state = _unpickle(path, mapped=begins.startswith(b"PK"))
         else:
             description = _require_whole(path)
