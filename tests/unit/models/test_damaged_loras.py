@@ -16,8 +16,8 @@ from torch import Tensor
 
 from reelworks.annexes.lora import convert, info
 from reelworks.annexes.lora.request import ConvertLoraRequest, LoraInfoRequest
-from reelworks.models import base_model, registry
-from reelworks.models.adapters import files, key_mapping, text_encoders
+from reelworks.models import base_model, identify, registry
+from reelworks.models.adapters import closest, files, key_mapping, text_encoders
 from reelworks.models.adapters.adapter_types.registry import LORA as LORA_TYPE
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.adapters.key_mapping import METADATA

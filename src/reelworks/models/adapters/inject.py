@@ -114,8 +114,7 @@ def merge(module: nn.Module) -> dict[str, Tensor]:
     """Merge a LoRA into its network, in place, and return all weights under their names without a LoRA."""
     for layer in adapted_layers(module):
         layer.merge()
-    state = module.state_dict()
-    low_rank = parts(state)
+    low_rank = parts(state := module.state_dict())
     return {name.replace(".base_layer.", "."): v for name, v in state.items() if name not in low_rank}
 
 

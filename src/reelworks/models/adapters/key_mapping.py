@@ -156,8 +156,7 @@ def place_tensors(
         if found is None or found[0] not in targets:
             unknown.append(key)
         else:
-            has_sums = value.dtype.itemsize > 1  # unlike float8
-            stored[found[0]][found[1]] = value if has_sums else value.float()
+            stored[found[0]][found[1]] = value if value.dtype.itemsize > 1 else value.float()  # float8 has no sums
     for spelling, kinds in stored.items():
         if not kinds.keys() >= kind.required:
             unknown += [f"{spelling} ({each})" for each in kinds]

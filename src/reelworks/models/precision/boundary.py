@@ -159,8 +159,7 @@ class DtypeBoundary(Generic[InputsT]):
         return self._checked(picture), self._checked(sound)
 
     def _cast(self, inputs: InputsT) -> tuple[InputsT, torch.device]:
-        contract = self.denoiser.contract
-        lowered = tensors.mapped(inputs, lambda name, value: cast_input(name, value, contract))
+        lowered = tensors.mapped(inputs, lambda name, value: cast_input(name, value, self.denoiser.contract))
         return lowered, tensors.named(inputs)[0][1].device
 
     def _checked(self, out: Tensor) -> Tensor:

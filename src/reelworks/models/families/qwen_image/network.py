@@ -111,8 +111,7 @@ def encode_text_and_pictures(pipeline: Any, captions: list[str], length: int, pi
 def _scaled(pictures_BTHWC: Tensor, area_px: int) -> list[Image.Image]:
     """Return pictures of about this area, with sides that are multiples of 32."""
     _, _, H, W, _ = pictures_BTHWC.shape
-    scale = math.sqrt(area_px / (H * W))
-    height, width = (round(size * scale / 32) * 32 for size in (H, W))
+    height, width = (round(size * math.sqrt(area_px / (H * W)) / 32) * 32 for size in (H, W))
     return [
         Image.fromarray(p).resize((width, height), Image.Resampling.LANCZOS) for p in pictures_BTHWC[:, 0].cpu().numpy()
     ]
