@@ -185,10 +185,13 @@ def test_two_tensors_of_one_kind(tmp_path: Path, good: dict[str, Tensor], end: s
 
 
 @pytest.mark.parametrize("described", ["[]", "x", '{"model": 1}', '{"a_later_key": 1}', "[" * 100_000])
-def test_a_base_that_is_not_understood_is_none(tmp_path: Path, good: dict[str, Tensor], described: str) -> None:
+def test_a_base_that_is_not_understood_is_none(
+    tmp_path: Path, good: dict[str, Tensor], caplog: pytest.LogCaptureFixture, described: str
+) -> None:
     save_file(good, tmp_path / "file.safetensors", {files.BASE: described})
     here = Base("wan-tiny", None, base_model.digest(good))
-    assert files.base_warning(str(tmp_path / "file.safetensors"), here) is None
+    files.warn_of_base(str(tmp_path / "file.safetensors"), here)
+    assert caplog.records == []
     begun("wan-tiny", tmp_path / "file.safetensors", LORA)
 
 
@@ -219,3 +222,13 @@ def test_each_family_has_a_tiny_network() -> None:
     """By the names of whose layers files are told apart."""
     families = {name: registry.family_of(name).name for name in registry.PRESETS}
     assert {family for name, family in families.items() if "tiny" in name} == {*families.values()}
+
+
+def test_lengths_that_are_not_those_of_the_rows(tmp_path: Path) -> None:
+    dora = LoraConfig(rank=3, targets=["to_q"], dora=True)
+    written(tmp_path / "dora.safetensors", "wan-tiny", dora, "diffusers")
+    state = load_file(tmp_path / "dora.safetensors")
+    key = next(key for key in state if "magnitude" in key)
+    save_file({**state, key: state[key][:-1].contiguous()}, tmp_path / "bad.safetensors")
+    with refused("lora-unreadable", "lora.weights", says="do not belong together"):
+        begun("wan-tiny", tmp_path / "bad.safetensors", dora)

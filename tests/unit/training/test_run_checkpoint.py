@@ -19,6 +19,7 @@ import prepare_files
 import pytest
 import torch
 from refused import refused
+from safetensors.torch import save_file
 
 from reelworks.core import storage
 from reelworks.data.checkpoint import save
@@ -28,8 +29,11 @@ from reelworks.data.loader.position import Counts, next_epoch
 from reelworks.data.run import events
 from reelworks.data.run.events import EventLog
 from reelworks.data.schedule.cursor import Aliases, Excluded
+from reelworks.models.adapters.config import LoraConfig
+from reelworks.models.adapters.files import BASE
+from reelworks.models.base_model import Base
 from reelworks.models.export.config import ExportsConfig
-from reelworks.training.assembly import build
+from reelworks.training.assembly import build, init_from
 from reelworks.training.loop import checkpointing, open_run, resume, start, training_loop
 from reelworks.training.loop.checkpointing import CheckpointManager
 from reelworks.training.observers.run_logger import RunLogger
@@ -102,6 +106,59 @@ def test_all_that_was_saved_of_a_run_is_restored(begun: Any) -> None:
     assert [one.manager.has_metrics(3, [name]) for name in ("validation/loss", "samples/motion")] == [True, False]
     for mine, theirs in ((after.ema, one.state.ema), (after.module.state_dict(), one.state.module.state_dict())):
         assert all(torch.equal(mine[name], value) for name, value in theirs.items())
+
+
+@pytest.mark.parametrize("theirs", ["a", "b"])
+def test_a_start_from_the_lora_of_another_base_is_warned_of(
+    begun: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path, theirs: str
+) -> None:
+    one, here = begun(), Base("wan-tiny", "here", "a" * 32)
+    file = tmp_path / "lora.safetensors"
+    save_file({"w": torch.ones(1)}, file, {BASE: Base("wan-tiny", "there", theirs * 32).to_json()})
+    made = one.made.model_copy(update={"lora": LoraConfig(weights=str(file))})
+    spec = open_run.plan_spec(one.data, one.run)
+    request = SimpleNamespace(load=None)
+    started: Any = SimpleNamespace(data=replace(one.data, recipe=made), request=request, spec=spec, run=one.run)
+    position = resume._start_fresh(started, SimpleNamespace(base=here))
+    assert (position.global_step, position.epoch) == (0, 0)
+    warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert [str(file) in text and "there" in text for text in warned] == [True] * (theirs == "b")
+
+
+@pytest.mark.parametrize("source", ["file", "run", "run of schedule-free AdamW", "run, with its optimizer"])
+def test_weights_that_are_loaded_alone_begin_a_new_average(begun: Any, tmp_path: Path, source: str) -> None:
+    """They are the average of a run whose optimizer had it; with the optimizer comes the average that there was."""
+    one, place = begun(), tmp_path / "weights.safetensors"
+    with torch.no_grad():
+        for part in (*one.state.module.parameters(), *one.state.ema.values()):
+            torch.nn.init.normal_(part)
+    trained, average = (
+        {name: value.clone() for name, value in values.items()}
+        for values in (dict(one.state.module.named_parameters()), one.state.ema)
+    )
+    if source == "file":
+        save_file(one.state.module.state_dict(), place)
+    else:
+        one.manager.save_last(replace(one.position, global_step=3), {}, is_over=True)
+        own = {"optimizer": "schedulefree", "ema_decay": None} if "schedule-free" in source else {}
+        made = one.made.model_copy(update={"train": one.made.train.model_copy(update=own)})
+        one.run.folder.keep_recipe(recipe_file.dump(made))
+        place = one.run.folder.path
+    after = TrainState.start(build.denoiser(one.made, ALONE.home), one.made.train)
+    alone = "optimizer" not in source
+    steps = init_from.load_run(place, SimpleNamespace(state=after, base=None), ALONE, one.made, weights_only=alone)
+    assert steps == (0 if alone else 3)
+    expected = average if "schedule-free" in source else trained
+    for name, value in after.module.named_parameters():
+        assert torch.equal(value, expected[name])
+        assert torch.equal(after.ema[name], expected[name] if alone else average[name])
+
+
+def test_an_optimizer_is_asked_of_a_run_and_not_of_a_file(begun: Any, tmp_path: Path) -> None:
+    one = begun()
+    save_file(one.state.module.state_dict(), tmp_path / "weights.safetensors")
+    with refused("file-without-optimizer", "--load"):
+        init_from.load_run(tmp_path / "weights.safetensors", one.model, ALONE, one.made, weights_only=False)
 
 
 def test_steps_follow_from_the_recipe_and_the_ranks_at_the_runs_start_alone(begun: Any, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -184,11 +185,9 @@ def header(source: str) -> dict[str, str]:
     return metadata
 
 
-def base_warning(source: str, here: Base) -> str | None:
-    """Return a warning if a file names another base than this one; None if it names this one or none."""
+def warn_of_base(source: str, here: Base) -> None:
+    """Warn if a file names another base than this one; not if it names none."""
     metadata = header(source)
-    try:
-        base = Base.from_json(metadata[BASE])
-    except (KeyError, TypeError, ValueError):  # it names none that is understood
-        return None
-    return None if base.digest == here.digest else f"{source} was trained on {base}, and the base here is {here}"
+    with suppress(KeyError, TypeError, ValueError):  # it names none that is understood
+        if (base := Base.from_json(metadata[BASE])).digest != here.digest:
+            logger.warning(f"{source} was trained on {base}, and the base here is {here}")

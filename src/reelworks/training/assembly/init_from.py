@@ -44,7 +44,7 @@ def load_run(source: Path, model: TrainedModel, world: World, recipe: Recipe, *,
     Returns:
         Number of steps that the average is of, from which its decay goes on; 0 if it begins anew.
     """
-    warning, base, loaded = None, model.base, _Loaded(source)
+    base, loaded = model.base, _Loaded(source)
     tensors = model.state.state_dict()
     if source.suffix == ".safetensors":
         if not weights_only:
@@ -56,7 +56,8 @@ def load_run(source: Path, model: TrainedModel, world: World, recipe: Recipe, *,
                 remedy="add --weights-only, or name a run or one of its checkpoints",
             )
         _read_file(source, tensors["model"], recipe)
-        warning = None if base is None else files.base_warning(str(source), base)
+        if base is not None:
+            files.warn_of_base(str(source), base)
     else:
         if world.is_main:
             run, step = locate.locate(source)
@@ -82,8 +83,6 @@ def load_run(source: Path, model: TrainedModel, world: World, recipe: Recipe, *,
         what = "the average"
     model.state.begin_again()
     logger.info("loaded %s from %s; optimizer and average begin anew", what, loaded.path)
-    if warning is not None:
-        logger.warning(warning)
     return 0
 
 

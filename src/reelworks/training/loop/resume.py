@@ -25,7 +25,7 @@ from reelworks.data.run.folder import RunFolder
 from reelworks.data.schedule.cursor import Aliases, Cursor
 from reelworks.data.schedule.plan import PlanSpec
 from reelworks.models import hub
-from reelworks.models.adapters.files import base_warning
+from reelworks.models.adapters.files import warn_of_base
 from reelworks.training.assembly import init_from
 from reelworks.training.assembly.build import TrainedModel
 from reelworks.training.loop import checkpointing, stages
@@ -220,15 +220,13 @@ def _start_fresh(started: StartedStage, model: TrainedModel) -> DataPosition:
     position, empty = next_epoch(data, started.spec, None)
     logger.info("starting fresh")
     log_empty(empty)
-    recipe, base, average_steps = data.recipe, model.base, 0
+    recipe, average_steps = data.recipe, 0
     if request.load is not None:
         average_steps = init_from.load_run(
             request.load, model, started.run.world, recipe, weights_only=request.weights_only
         )
-    file = recipe.lora.weights if recipe.lora is not None else None
-    warning = base_warning(file, base) if file is not None and base is not None else None
-    if warning is not None:
-        logger.warning(warning)
+    if recipe.lora is not None and recipe.lora.weights is not None and model.base is not None:
+        warn_of_base(recipe.lora.weights, model.base)
     return replace(position, stage=replace(data.stage, average_step=-average_steps)).with_epochs_begun()
 
 
