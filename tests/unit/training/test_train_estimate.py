@@ -254,6 +254,18 @@ def test_companions_that_a_network_is_shown_are_counted() -> None:
     assert edited.memory.activations > 1.2 * alone.memory.activations
 
 
+def test_a_setting_that_a_recipe_has_or_has_no_place_for_saves_nothing() -> None:
+    """Of hashed words and lossless pixels nothing lies in memory."""
+    whole = {"lora": None, "buckets": {"aspect_ratios": ["1:1"], "batch_size": 1}}
+    offloaded = {"parallel": {"offload": True}}
+    saving, search = [], measurements.Measurements()
+    for changes in ({}, whole, whole | offloaded):
+        made, _ = recipe("wan-tiny", **changes)
+        saving.append([tier.to_text() for tier in memory_presets.TIERS if memory_presets._saves(made, tier, search)])
+    one, few = "buckets.batch_size = 1", ['lora.base = "int8"', 'lora.base = "nf4"']
+    assert saving == [[one, *few, "parallel.offload = true"], ["parallel.offload = true"], []]
+
+
 @pytest.mark.slow
 def test_settings_are_added_until_a_recipe_fits_and_no_further(monkeypatch) -> None:
     """None where there is room, all that save where there is none, and what is told to fit does."""

@@ -122,9 +122,6 @@ def _estimated(recipe: Recipe, vram_bytes: int | None, search: Measurements) -> 
 
 def _saves(recipe: Recipe, tier: MemoryPreset, search: Measurements) -> bool:
     """Whether a setting changes the recipe and lowers its memory."""
-    config = getattr(recipe, tier.table)
-    if config is None or getattr(config, tier.key) == tier.value:
-        return False
     if tier.passing:  # entries may all say it themselves
         return bucket_table(_with(recipe, tier)).buckets != bucket_table(recipe).buckets
     return search.held(_with(recipe, tier)) < search.held(recipe)
