@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
 
 import children
 import numpy as np
@@ -115,6 +117,18 @@ def test_other_layers_are_refused_before_weights_are_read(lora, monkeypatch):
     previews.require_layers(recipe_file.parse(values | {"samples": {"model": "wan-alike"}}))
     with refused("preview-model-of-other-layers", "samples.model"):
         previews.require_layers(recipe_file.parse(values | {"samples": {"model": "wan-small"}}))
+
+
+@pytest.mark.parametrize("kept", [{}, {"shards": True}, {"device": CPU}])
+def test_the_trained_network_is_on_the_gpu_again_whatever_ended_its_previews(monkeypatch, kept):
+    """One that is sharded, or on the CPU anyway, is not moved."""
+    moved, network = [], torch.nn.BatchNorm1d(2)
+    monkeypatch.setattr(previews, "_move", lambda tensors, device: moved.append((len(tensors), device.type)))
+    world = SimpleNamespace(**{"device": torch.device("cuda"), "shards": False, **kept})
+    with suppress(KeyboardInterrupt), previews._parked(network, world):
+        assert moved == ([] if kept else [(5, "cpu")])
+        raise KeyboardInterrupt
+    assert moved == ([] if kept else [(5, "cpu"), (5, "cuda")])
 
 
 def test_what_a_licence_restricts_is_told():

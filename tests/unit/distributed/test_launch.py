@@ -22,6 +22,8 @@ SLEEPS = "import time; time.sleep(60)"
         (["exit(75)", "exit(75)"], 75),
         # As a shell tells of it; Windows knows no signals.
         (["import os; os.kill(os.getpid(), 9)", SLEEPS], 9 if system.WINDOWS else 128 + 9),
+        # Nobody asked the launcher to end, so that the others would wait for this one.
+        (["import os; os.kill(os.getpid(), 15)", SLEEPS], 15 if system.WINDOWS else 128 + 15),
         ([SLEEPS, "exit(2)"], 2),
         # Those that saved on a signal end by themselves, however long the first one copies to the mirror.
         (["import time; time.sleep(0.5); exit(75)", "exit(75)"], 75),

@@ -9,14 +9,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from reelworks.data.distributed.sequence import SequenceGroup
+from reelworks.models.sequence.divided_tokens import DividedTokens, Places
 from reelworks.models.sequence.sequence_parallel import SequenceParallel
 
 HEADS, WIDTH, TEXTS = 4, 3, 2
@@ -113,3 +116,56 @@ def test_ranks_share_tokens_again_also_after_an_error() -> None:
     with pytest.raises(MemoryError):
         fail()
     assert network.is_shared
+
+
+class Halves:
+    """The first half of tokens, which a gather doubles."""
+
+    @staticmethod
+    def split(value: Tensor, dim: int) -> Tensor:
+        return value.narrow(dim, 0, value.shape[dim] // 2)
+
+    @staticmethod
+    def gather(value: Tensor, dim: int) -> Tensor:
+        return torch.cat([value, value], dim)
+
+
+class Network(nn.Module):
+    """Adds angles and times to its tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.angles, self.block, self.proj_out = Angles(), Tokens(), nn.Identity()
+
+    def forward(self, hidden_states: Tensor, timestep: Tensor) -> tuple[Tensor, int]:
+        (angles,) = self.angles(hidden_states.shape[1])
+        tokens = self.block(hidden_states=hidden_states)
+        here: Tensor = tokens + angles[..., None] + (timestep[..., None] if timestep.ndim == 2 else 0)
+        return self.proj_out(here), here.shape[1]
+
+
+class Angles(nn.Module):
+    def forward(self, tokens: int) -> tuple[Tensor]:
+        return (torch.arange(tokens)[None],)
+
+
+class Tokens(nn.Module):
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return hidden_states
+
+
+@pytest.mark.parametrize("times", [(1,), (1, 6)])
+def test_tokens_are_divided_between_start_and_stop_and_whole_outside(times: tuple[int, ...]) -> None:
+    """However often, as buckets of several degrees do; times of tokens go with them."""
+    network, group = Network(), cast(Any, SimpleNamespace(shares=lambda _: Halves))
+    places = Places(lambda _: False, first="block", angles="angles", angles_dim=1, processor=lambda *_: None)
+    divided = DividedTokens(network, places, group)
+    tokens, time = torch.randn(1, 6, 2), torch.randn(times)
+    for _ in range(2):
+        out, here = network(tokens, time)
+        assert (out.shape, here) == (tokens.shape, 6)
+        divided.start()
+        shared, here = network(tokens, timestep=time)
+        assert (shared.shape, here) == (tokens.shape, 3)
+        assert torch.equal(shared[:, :3], out[:, :3])
+        divided.stop()

@@ -7,9 +7,11 @@ import errno
 import io
 import itertools
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import diffusers
@@ -27,7 +29,7 @@ from refused import refused
 from typer.testing import CliRunner
 
 from reelworks.commands.main import app
-from reelworks.core import digests, storage, system
+from reelworks.core import digests, storage, system, units
 from reelworks.core.shape import Shape
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader.micro_batch import MicroBatch, MicroBatchRequest
@@ -281,6 +283,25 @@ def test_a_store_that_cannot_be_written_is_read_and_told_where_it_lacks_somethin
     (source.store.path / "claims").mkdir()  # root could open a file
     with refused("file-unwritable", "encode.folder", says="a place that is writable"):
         encoding.encode_missing(job)
+
+
+def test_what_the_disk_has_no_room_for_is_refused_before_anything_is_encoded(
+    recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With what it would take, in all and for a clip."""
+    job = prepared(recipe)[0]
+    needed = job.forecast()
+    assert needed.bytes > 0
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed.bytes))
+    with (
+        caplog.at_level("INFO"),
+        refused("encoded-no-space", "encode.folder", says=f"{units.size(needed.bytes)} are free"),
+    ):
+        encoding.encode_missing(job)
+    assert f"at most {units.size(needed.bytes)} ({units.size(needed.bytes / CLIPS)} a clip)" in caplog.text
+    assert missing(recipe) == (CLIPS, CLIPS)
+    one = EncodingForecast(clips=1, captions=0, bytes=3_000_000, known=0)
+    assert "1 clip and 0 captions, at most 3 MB (3 MB a clip)" in one.to_text()
 
 
 def test_a_disk_that_is_full_ends_the_encoding(recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from reelworks.data.distributed.mesh import World
 from reelworks.models.api import Denoiser
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
+from reelworks.training.observers.step_reports import IdleLayerReports
 from reelworks.training.step.adapter_watch import LAST_STEPS, STEPS, AdapterWatch, IdleLayers
 
 WORLD = World(0, 1, torch.device("cpu"))
@@ -161,6 +163,32 @@ def test_an_update_that_stays_zero_is_told() -> None:
             layer.lora_B["default"].weight.zero_()
     (idle,) = watch.find_idle()
     assert (idle.problem, idle.layers) == ("zero", (held,))
+
+
+@pytest.mark.parametrize(
+    ("problem", "is_main", "level"), [("zero", True, "WARNING"), ("unused", True, "INFO"), ("zero", False, "")]
+)
+def test_idle_layers_of_a_step_and_of_a_save_are_events_and_told_once(
+    caplog: pytest.LogCaptureFixture, problem: Any, is_main: bool, level: str
+) -> None:
+    """As a warning, or as a note if they may be meant so; by the first rank."""
+    written: list[dict[str, Any]] = []
+    log = SimpleNamespace(event=lambda kind, **values: written.append({"kind": kind, **values}))
+    found = [IdleLayers(problem, (name,), 4, STEPS, 1e-3) for name in ("a", "b")]
+    watch: Any = SimpleNamespace(is_first_due=False, find_idle=lambda is_end: found[1:])
+    training: Any = SimpleNamespace(log=log, world=SimpleNamespace(is_main=is_main))
+    reports = IdleLayerReports(training, watch)
+    step: Any = SimpleNamespace(number=3, result=SimpleNamespace(idle=found[:1]))
+    with caplog.at_level("INFO"):
+        reports.after_step(step)
+        for is_saved in (False, True):
+            now: Any = SimpleNamespace(step=5, is_saved=is_saved, is_over=lambda: False)
+            reports.after_save(now)
+    assert [(one["kind"], one["step"], one["layers"]) for one in written] == [
+        ("idle_layers", 3, ("a",)), ("idle_layers", 5, ("b",)),
+    ]  # fmt: skip
+    told = [(level, f"step {number}: {idle}") for number, idle in zip((3, 5), found, strict=True)]
+    assert [(one.levelname, one.message) for one in caplog.records] == told * is_main
 
 
 def test_weights_that_stand_still_are_told_with_the_rate() -> None:

@@ -83,10 +83,11 @@ def test_a_signal_ends_a_training_after_its_step_and_in_the_last_one_it_is_done(
     assert Steps(signal_in=step).run() == (step, reason)
 
 
-def test_of_what_is_no_clips_fault_a_storage_alone_ends_a_training_in_order() -> None:
-    """What somebody must mend on this machine would come again; as would all where nothing was trained."""
+def test_of_what_is_no_clips_fault_a_storage_alone_ends_a_training_in_order(caplog: pytest.LogCaptureFixture) -> None:
+    """With a warning. What somebody must mend on this machine would come again; as would all where nothing was trained."""
     trained = Steps(stuck_after=2, stuck=NO_CLIP)
     assert (trained.run(), trained.saved) == ((2, "storage"), [2])
+    assert [(one.levelname, one.message) for one in caplog.records] == [("WARNING", str(NO_CLIP))]
     with refused("storage-away"):
         Steps(stuck_after=0, stuck=NO_CLIP).run()
     for steps in (0, 2):

@@ -1,10 +1,14 @@
 """Ranks whose network takes a pass for each clip compute equally many, and copies that fill up change nothing."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
 from reelworks.data.schedule.plan import EpochPlan, ForwardCounts
+from reelworks.models import components, registry
+from reelworks.models.config import ModelConfig
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
 from reelworks.training.step.examples import Predicted, filled_up
@@ -33,6 +37,19 @@ def test_a_column_counts_as_many_passes_as_its_largest_rank_has_clips(sizes, ran
     passes = ForwardCounts.from_step(plan(sizes), 0, ranks, np.array([parts]))
     assert passes.columns == columns
     assert passes.most == max(columns)
+
+
+@pytest.mark.parametrize("name", [name for name in registry.PRESETS if name.endswith("-tiny")])
+def test_a_network_declares_whether_it_takes_a_pass_for_each_clip(name):
+    """Else ranks whose micro-batches have other numbers of clips would wait for each other's shards for ever."""
+    denoiser, inputs, calls = contract.build(name), contract.example(contract.shapes(name)[-1], name), []
+    lengths = torch.tensor([[inputs.text_mask.shape[1]], [1]])  # captions of two lengths
+    mask = torch.arange(inputs.text_mask.shape[1]) < lengths
+    denoiser.sharding().blocks[0].register_forward_hook(lambda *_: calls.append(1))
+    with torch.no_grad():
+        DtypeBoundary(denoiser)(dataclasses.replace(inputs, text_mask=mask.to(inputs.text_mask.dtype)))
+    passes = components.family_config(ModelConfig(name=name)).network.passes
+    assert len(calls) == (2 if passes.clip_by_clip else 1)
 
 
 @pytest.mark.parametrize("name", ["minimax-h3-sound-tiny", "qwen-image-2.1-edit-tiny"])

@@ -166,6 +166,9 @@ def test_the_rate_that_prodigy_finds_is_told_and_looked_at() -> None:
     """It is no setting, so it is saved, and a state with one that is not finite is none."""
     module = network()
     made = updater(module, "prodigy")
+    (group,) = made._parts[0].optimizer.param_groups
+    assert group["use_bias_correction"]  # both as its authors recommend
+    assert group["safeguard_warmup"]
     assert made.set_rate(0.5) == pytest.approx(0.5e-6)
     made.set_rate(1.0)
     steps(module, made, 0, 9)

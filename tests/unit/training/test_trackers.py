@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,6 +124,52 @@ def test_a_tracker_of_ones_own_is_named_by_recipes_and_gets_what_a_run_logs(tmp_
     for each in trackers.start(RunFolder(tmp_path), plain, 0):
         each.close(failed=False)
     assert len(made) == 1
+
+
+@pytest.mark.parametrize(("name", "logs_in"), [("wandb", True), ("wandb", False), ("trackio", True)])
+def test_packages_get_curves_previews_with_their_prompts_and_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: list[str], name: str, logs_in: bool
+) -> None:
+    """Each value beside its step, and each start in the run of the folder; a run that cannot log in is kept there."""
+    begun: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+
+    def init(*project: str, **options: Any) -> Any:
+        begun.append(dict.fromkeys(["project"], *project) | options)
+        return SimpleNamespace(
+            offline=options.get("mode") == "offline",
+            url="",
+            define_metric=lambda *_, **__: None,
+            log=lambda values, **more: calls.append(values | more),
+            finish=lambda **code: calls.append({"end": code.get("exit_code", 1)}),
+        )
+
+    package = SimpleNamespace(
+        init=init,
+        Settings=dict,
+        setup=lambda: SimpleNamespace(settings=SimpleNamespace(mode="online")),
+        login=lambda prompt: logs_in or prompt,
+        Image=lambda path, caption: ("picture", path, caption),
+        Video=lambda path, caption, **_: ("clip", path, caption),
+    )
+    monkeypatch.setitem(sys.modules, name, package)
+    run = RunFolder(tmp_path)
+    run.create()
+    logging = {"trackers": [name], "project": "boats", "name": "first"}
+    recipe = recipe_file.parse(tiny_recipe.values("unused", str(tmp_path)) | {"logging": logging})
+    tracker: Any = {"wandb": trackers.Wandb, "trackio": trackers.Trackio}[name](run, recipe)
+    tracker.log(3, {"loss": 0.5, "rate": 1.0})
+    tracker.show(3, [Path("a.png"), Path("b.mp4")], ["a kite", "waves"])
+    tracker.close(failed=True)
+    previews = {"samples/a": ("picture", "a.png", "a kite"), "samples/b": ("clip", "b.mp4", "waves")}
+    assert calls == [{"loss": 0.5, "rate": 1.0, "step": 3}, previews | {"step": 3}, {"end": 1}]
+    (started,) = begun
+    assert (started["project"], started["config"]) == ("boats", trackers.config_of(recipe))
+    known = {"wandb": ("first", run.info().id), "trackio": (f"first-{run.info().id[:6]}", None)}
+    assert (started["name"], started.get("id")) == known[name]
+    assert started.get("resume") == ("allow" if logs_in else None)
+    assert started.get("mode") == (None if logs_in else "offline")
+    assert ["no API key is configured" in text for text in told] == [True] * (not logs_in)
 
 
 @pytest.mark.parametrize(

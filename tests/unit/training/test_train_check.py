@@ -83,6 +83,7 @@ def test_a_sound_recipe_has_no_violation_and_its_figures_are_those_of_training()
     state = TrainState.start(_denoiser(recipe), recipe.train)
     memory, trained = told["memory"], 4 * sum(p.numel() for p in state.module.parameters())
     assert memory["gradients"] == memory["ema"] == trained
+    assert memory["weights"] == trained + sum(value.nbytes for value in state.module.buffers())
     assert 2 * trained <= memory["optimizer"] < 2.01 * trained
     assert memory["total"] == sum(value for name, value in memory.items() if name not in ("total", "host"))
 

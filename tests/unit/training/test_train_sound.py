@@ -164,3 +164,35 @@ def test_a_clip_counts_exactly_if_something_of_it_is_trained(follow, ratios):
         trained = out.picture.grad.flatten(1).any(dim=1) | out.sound.grad.flatten(1).any(dim=1)
         assert torch.equal(example.valid_mask, trained)
         assert trained.any()
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_the_network_gets_each_sound_between_clip_and_noise_at_its_own_time(follow):
+    """Rectified flow: a share of noise that is the timestep's; what is given of picture or sound is at time 0 without noise."""
+    values = tiny_recipe.of_sounds(
+        "unused",
+        "unused",
+        sound={"modes": {"sound": 0.4, "video": 0.3}, "follow_frames": follow, "loss_weight": 0.25},
+        objective={"mask_ratios": {"image_head": 1.0}},
+    )
+    recipe = recipe_file.parse(values)
+    encoder, batch = build.encoder(recipe, CPU), micro_batch(range(24))
+    spec, generator = encoder.sound.spec, torch.Generator().manual_seed(2)
+    heard = torch.randint(-(2**15), 2**15, (24, spec.samples(4), spec.channels), generator=generator).short()
+    example = training_example(dataclasses.replace(batch, sound=heard), encoder, recipe.objective, seed=1)
+    kinds = [examples.KINDS[kind] for kind in examples.kinds_of(example).tolist()]
+    assert set(kinds) == {"", "sound only", "picture only"}
+    of_sound, picture_time, target = example.inputs.sound, example.inputs.time, example.sound
+    assert [time == 0 for time in of_sound.time.tolist()] == [kind == "picture only" for kind in kinds]
+    assert [time == 0 for time in picture_time.tolist()] == [kind == "sound only" for kind in kinds]
+    noise = (of_sound.time / 1000).view(-1, 1, 1, 1, 1)
+    between = target.x0 + noise * (target.noise - target.x0)
+    torch.testing.assert_close(of_sound.latent, torch.where(of_sound.mask[:, None, :, None, None], between, target.x0))
+    generated = [kind != "picture only" for kind in kinds]
+    assert of_sound.mask.any(dim=1).tolist() == generated
+    assert of_sound.mask.all(dim=1).tolist() == [one and not follow for one in generated]
+    assert example.inputs.frame_mask.any(dim=1).tolist() == [kind != "sound only" for kind in kinds]
+    assert target.loss_weight == 0.25
+    assert len({tuple(one) for one in target.noise.flatten(1).tolist()}) == 24
+    assert target.noise.std() == pytest.approx(1.0, abs=0.1)
+    torch.testing.assert_close(target.x0, encoder.sound.latents(heard, CPU))

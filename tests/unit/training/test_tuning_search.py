@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refused import refused
 
+from reelworks.training.memory import workbench
 from reelworks.training.memory.search import Limits, Trial, largest_batch
 
 
@@ -34,3 +41,14 @@ def test_it_is_the_largest_within_limits(
     assert len(tried) == len(set(tried)) <= 20
     # However promising two small ones are, none is more than four times as large as one that fits.
     assert all(n <= 4 * max([1, *fitting[: max(tried[:i], default=0)]]) for i, n in enumerate(tried))
+
+
+def test_a_network_that_ends_its_process_as_it_is_built_is_told_with_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the system does with what it has no memory for."""
+    anything: Any = None
+    dies = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=lambda **_: SimpleNamespace(start=lambda: None))
+    monkeypatch.setattr(workbench, "get_context", lambda _: dies)
+    with refused("out-of-memory", "--memory", says="5 GB"):
+        workbench.ChildProcess(anything, 5 * 10**9).trial(anything, 1)
