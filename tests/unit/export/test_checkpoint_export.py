@@ -22,9 +22,13 @@ from reelworks.data.checkpoint import save as commit
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run.folder import RunFolder
 from reelworks.inference.generate import export_run
+from reelworks.models.adapters import inject
+from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.export import export, exports_folder, safetensors_file
 from reelworks.models.export.config import ExportsConfig
+from reelworks.models.export.lora import lora_file_of
 from reelworks.models.storage import weights as weight_files
+from reelworks.testing import contract
 
 RECIPE = '[model]\nname = "tiny"\nlicense = "apache-2.0"\n'
 
@@ -249,6 +253,26 @@ def save(run: RunFolder, step: int, config: ExportsConfig, *, is_last: bool = Fa
     written = exports_folder.write(run, saved.info.path, config, step=step, epoch=0, is_last=is_last)
     assert len(written) <= 1
     return written[0] if written else None
+
+
+def test_a_lora_is_written_in_each_convention_with_its_own_names(run: RunFolder) -> None:
+    """Which its loaders read; not as the weights of a network."""
+    run.keep_recipe('[model]\nname = "wan-tiny"\n[lora]\nrank = 2\ntargets = ["to_q"]\n')
+    network = contract.build("wan-tiny")
+    inject.inject(network, LoraConfig(rank=2, targets=["to_q"]), seed=0)
+    weights = inject.weights(network.module)
+    saved = commit.save(CheckpointFolder(run.checkpoints_folder), 10, {"model": weights}).info.path
+    config = ExportsConfig(weights="model", formats=["diffusers", "kohya"], dtype="float32")
+    names = []
+    for path, format in zip(exports_folder.write(run, saved, config, step=10, epoch=0), config.formats, strict=True):
+        asked = lora_file_of(run.recipe_file, format)
+        assert asked is not None
+        wanted, found = asked.content(weights), load_file(path)
+        assert found.keys() == wanted.tensors.keys()
+        assert all(torch.equal(found[name], value) for name, value in wanted.tensors.items())
+        assert wanted.header.items() <= metadata(path).items()
+        names.append(set(found))
+    assert not set.intersection(*names)
 
 
 def test_products_are_kept_by_their_own_rule(run: RunFolder, tmp_path: Path) -> None:

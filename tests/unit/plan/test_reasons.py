@@ -269,6 +269,15 @@ GIVEN_SOUND = {"modes": {"video": 1.0}, "times": "shared", "loss_weight": 5.0}
             {"data": {"frame_interval": 2, "clip_start": "start", "short_clips": "hold", "interlaced": "reject"}},
             ["data.frame_interval", "data.clip_start", "data.short_clips", "data.interlaced"],
         ),
+        *(
+            ({"checkpoints": {"at_best": True, "keep_best": {"metric": metric}}, "validation": validated}, told)
+            for metric, validated, told in (
+                ("validation/loss", {"split": 0.2, "every_steps": 5}, []),
+                ("validation/loss", {"split": 0.0}, ["checkpoints.at_best"]),
+                ("validation/loss", {"every_steps": None}, ["checkpoints.at_best"]),
+                ("samples/motion", {"every_steps": None}, []),
+            )
+        ),
         ({"sound": GIVEN_SOUND}, ["sound.times"]),
         ({"sound": GIVEN_SOUND, "validation": {"split": 0.0}}, ["sound.times", "sound.loss_weight"]),
         ({"sound": GIVEN_SOUND | {"modes": {"video": 0.9}}, "validation": {"split": 0.0}}, []),

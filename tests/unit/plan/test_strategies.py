@@ -13,6 +13,8 @@ import wasted_time
 from reelworks.commands import show_plan
 from reelworks.data.schedule.plan import plan_epoch
 from reelworks.training.plan import plan_forecast, strategies
+from reelworks.training.plan.epoch_stats import Figures
+from reelworks.training.plan.plan_fixes import BatchSizeChange, ProposedChange
 from reelworks.training.recipe import dataset
 from reelworks.training.recipe.dataset import RecipeData
 from reelworks.training.recipe.recipe import Recipe
@@ -128,3 +130,17 @@ def test_they_are_printed_for_several_gpus(folder: Path, capsys: pytest.CaptureF
     assert alone.strategies == []
     show_plan.forecast(alone, None)
     assert "equal tokens" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["bucket.0.batch_size=2"], "--set 'bucket.0.batch_size=2'"),
+        (['buckets.incomplete_batch="pad"'], "--set 'buckets.incomplete_batch=\"pad\"', 64px ×9: batch size 2 (now 4)"),
+        ([], "64px ×9: batch size 2 (now 4)"),
+    ],
+)
+def test_a_change_is_told_as_options_or_by_the_entry_that_none_changes(options: list[str], told: str) -> None:
+    """Each batch size once."""
+    change = ProposedChange("pad", [BatchSizeChange("64px ×9", 4, 2)], options, suffices=True, figures=Figures())
+    assert str(change) == told
