@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import diffusers
@@ -219,3 +220,16 @@ def test_weights_go_with_the_latents_that_they_were_trained_on(model, autoencode
         return
     with pytest.raises(UserError, match=rf'(?s)autoencoder\.name = .*latents of another autoencoder.*write "{wanted}"'):
         validation.require_autoencoder(trained)
+
+
+@pytest.mark.parametrize("part", ["flux", "wan-2.1", None])
+def test_an_export_names_the_autoencoder_that_it_was_trained_on(part, tmp_path):
+    """What names another one, or none, and a damaged file, is taken for a release's; the loader tells damage."""
+    file, header = tmp_path / "export.safetensors", None if part is None else {"autoencoder": part}
+    save_file({"w": torch.ones(1)}, file, header)
+    model, own = ModelConfig(name="wan-2.1-1.3b", weights=str(file)), AutoencoderConfig(name="flux", weights="x")
+    with nullcontext() if part == "flux" else refused("other-autoencoder", "autoencoder.name"):
+        validation.require_autoencoder(SimpleNamespace(model=model, autoencoder=own))
+    file.write_bytes(file.read_bytes()[:20])
+    with refused("other-autoencoder", "autoencoder.name"):
+        validation.require_autoencoder(SimpleNamespace(model=model, autoencoder=own))

@@ -120,7 +120,7 @@ def test_a_layer_gives_each_sequence_what_it_gives_it_alone(
     alone = results()
     counts: list[int] = []
     apart = folded_mask.attend_apart
-    monkeypatch.setattr(folded_mask, "_pads", lambda values, width: True)
+    monkeypatch.setattr(folded_mask, "_pads", lambda values, width: width == 24)
     monkeypatch.setattr(folded_mask, "attend_apart", lambda *given: counts.append(given[-1]) or apart(*given))
     for one, other in zip(results(), alone, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)  # norms compute in float32

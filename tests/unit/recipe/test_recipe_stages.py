@@ -54,6 +54,18 @@ def test_a_stage_has_the_recipes_keys_but_for_its_own() -> None:
     assert not high.stage
 
 
+def test_an_override_of_one_entry_in_a_stage_leaves_the_recipes_entries(tmp_path: Path) -> None:
+    """A stage that lists none has those of the recipe until then; other keys of a table stay the recipe's."""
+    stages = ({"name": name, "steps": 10} for name in ("low", "mid", "high"))
+    (file := tmp_path / "recipe.toml").write_text(tomli_w.dumps(values(*stages)), encoding="utf-8")
+    recipe = recipe_file.load(file, ["stage.mid.bucket.0.batch_size=2", "stage.mid.train.warmup_steps=7"])
+    found = recipe_file.each_stage(recipe)
+    assert [[(one.resolution, one.batch_size) for one in stage.bucket] for stage in found] == [
+        [("64x64", size)] for size in (4, 2, 4)
+    ]
+    assert [(stage.train.warmup_steps, stage.train.learning_rate) for stage in found] == [(n, 1e-4) for n in (3, 7, 3)]
+
+
 def test_a_stage_is_validated_at_timesteps_that_it_trains() -> None:
     """Also as the run folder has it; named timesteps are those of all stages."""
     noisy = {"name": "noisy", "steps": 10, "objective": {"timestep_range": [800.0, 1000.0]}}
