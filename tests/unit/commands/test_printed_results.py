@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,15 +14,23 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from reelworks.commands import eval as eval_command
-from reelworks.commands import replay, show
+from reelworks.commands import replay, show, show_plan, tune
 from reelworks.commands.main import app
 from reelworks.core import terminal, trust
 from reelworks.core.shape import Shape
+from reelworks.data.schedule.cost_fit import CostModel
 from reelworks.demo import walkthrough
 from reelworks.inference.evaluate.checkpoint_series import CheckpointSeries, MeasuredCheckpoint
+from reelworks.inference.evaluate.clips import Unreadable
+from reelworks.inference.evaluate.held_out import EvaluatedModel, Evaluation
 from reelworks.inference.evaluate.measure import MetricResult
+from reelworks.inference.evaluate.report import Report
 from reelworks.reports import sheet
 from reelworks.training.loop import replay as replaying
+from reelworks.training.memory.search import Trial
+from reelworks.training.memory.tune import Tuned
+from reelworks.training.observers.validation import HeldOutLoss, Validation
+from reelworks.training.plan.plan_comparison import ChangedKey, ComparedNumber, PlanComparison
 
 
 def test_a_file_is_trusted_from_then_on_and_none_if_one_is_missing(tmp_path: Path) -> None:
@@ -89,15 +98,101 @@ def test_each_checkpoint_has_a_row_with_its_values_and_marks_of_the_best(capsys:
 
 
 def test_a_bar_shows_what_is_done_to_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal, until all are done; nothing is left of it then."""
+    """On a terminal."""
     file = io.StringIO()
-    console = Console(file=file, force_terminal=True, width=100)
-    monkeypatch.setattr(terminal, "console", lambda *, stderr: console)
+    monkeypatch.setattr(terminal, "console", lambda *, stderr: Console(file=file, force_terminal=True, width=100))
     with show.progress() as report:
-        report("reading", "clips", 3, 7)
-        (bar,) = [live.get_renderable() for live in [console._live_stack[-1]]]
-        console.print(bar)
-        assert "reading" in file.getvalue()
-        assert "3/7" in file.getvalue()
-        report("reading", "clips", 7, 7)
-        assert not console._live_stack
+        for done in (3, 7):
+            report("reading", "clips", done, 7)
+    assert "reading" in file.getvalue()
+    assert "7/7" in file.getvalue()
+
+
+def rows(text: str) -> list[list[str]]:
+    """Return the cells of lines; rules between lines have none."""
+    cells = ([cell.strip() for cell in re.split(r" {2,}|[│┃]", line) if cell.strip()] for line in text.splitlines())
+    return [row for row in cells if row and not set("".join(row)) <= set("─━┼╇╞═ ")]
+
+
+def test_losses_of_weights_have_a_row_for_each_bucket_and_one_for_all(capsys: pytest.CaptureFixture[str]) -> None:
+    small, large = HeldOutLoss(0.25, {"100": 0.125, "900": 0.375}, 2), HeldOutLoss(0.5, {"100": 0.5, "900": 0.5}, 1)
+    told = Validation(0.375, {"100": 0.3125, "900": 0.4375}, 3, {"32px": small, "64px": large}, "key")
+    source = EvaluatedModel(SimpleNamespace(has_training_adapter=False), Path("run"), 40, "ema")  # type: ignore[arg-type]
+    eval_command._print_model(Evaluation(source, [100.0, 900.0], 4, "digest", told, {"are too short": 2}))
+    assert rows(capsys.readouterr().out) == [
+        ["Loss by bucket and timestep:"],
+        ["bucket", "clips", "loss", "100", "900"],
+        ["32px", "2", "0.25", "0.125", "0.375"],
+        ["64px", "1", "0.5", "0.5", "0.5"],
+        ["all", "3", "0.375", "0.312", "0.438"],
+        [
+            "loss 0.3750 of the averaged weights of step 40, on 3 held-out clips; 1 could not be decoded (); 2 are too short"
+        ],
+    ]
+
+
+def test_metrics_of_clips_have_a_row_or_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    found = [
+        MetricResult("motion", True, 0.125, 3),
+        MetricResult("fid", False, 2.5, 3, skipped="clip 2 is too short"),
+        MetricResult("words", True, None, skipped="no prompts"),
+    ]
+    eval_command._print_clips(Report(Path("clips"), None, found, [Unreadable("a.mp4", "cut")]))
+    assert rows(capsys.readouterr().out) == [
+        ["metric", "value", "better", "clips"],
+        ["motion", "0.125", "higher", "3"],
+        ["fid", "2.5", "lower", "3"],
+        ["fid: left out: clip 2 is too short"],
+        ["words: skipped: no prompts"],
+        ["a.mp4 cannot be read: cut"],
+    ]
+
+
+def test_entries_that_were_measured_have_a_row_with_time_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the trial with its batch size, of its resolution and number of frames."""
+    trials = [
+        Trial(bucket, 9, size, ms, gb * 10**9)
+        for bucket, size, ms, gb in (
+            ("64px 1:1 ×1", 8, 11.0, 3), ("64px 1:1 ×1", 16, 21.5, 5), ("64px 1:1 ×9", 16, 90.0, 7), ("32px 1:1 ×1", 16, 7.0, 2),
+        )
+    ]  # fmt: skip
+    sizes = {"64px ×1": 16, "64px ×9": 0, "32px ×9": 4}
+    result = Tuned(
+        None, None, sizes, {}, {"64px ×1": True}, trials, CostModel(1.0, 2.0, 0.5, 0.0), {9: -0.25, 4: 0.125}
+    )  # type: ignore[arg-type]
+    tune._print(result, Path("tuned.json"))
+    told = rows(capsys.readouterr().out)
+    assert told[:4] == [
+        ["entry", "batch size", "ms", "GB"],
+        ["64px ×1", "16", "21.5", "5.00"],
+        ["64px ×9", "does not fit", "–", "–"],
+        ["32px ×9", "4", "–", "–"],
+    ]
+    text = "\n".join(" ".join(row) for row in told[4:])
+    assert re.search(
+        r"recomputed in backward passes: .*64px ×1.*1 \+ b · \(2 \+ 0\.5 n \+ 0 n²\) ms.* -25% at most", text, re.DOTALL
+    )
+    assert told[-1] == ['written to tuned.json; in the recipe: buckets.tuned and cost.measured = "tuned.json"']
+
+
+def test_two_plans_are_printed_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    """Keys, totals, buckets and reasons; what both have none of is left out."""
+    figures = [
+        ComparedNumber("padding", 0.25, 0.125),
+        ComparedNumber("seconds", 60.0, 7200.0),
+        ComparedNumber("steps", 4, 8),
+    ]
+    keys, buckets = [ChangedKey("train.max_steps", 4, 8)], [ComparedNumber("64px", 3, 0)]
+    names = ("a.toml", "b.toml")
+    show_plan.difference(PlanComparison(1, 2, keys, figures, buckets, []), names)
+    assert rows(capsys.readouterr().out) == [
+        ["key", *names], ["train.max_steps", "4", "8"],
+        ["2 epochs", *names], ["padding", "25.0%", "12.5%"], ["time", "1 min 00 s", "2 h 00 min"], ["steps", "4", "8"],
+        ["clips of bucket", *names], ["64px", "3", "0"],
+    ]  # fmt: skip
+    show_plan.difference(PlanComparison(1, 1, [], figures[:1], [], [ComparedNumber("too short", 0, 2)]), names)
+    assert rows(capsys.readouterr().out) == [
+        ["no key differs"],
+        ["1 epoch", *names], ["padding", "25.0%", "12.5%"],
+        ["rejected", *names], ["too short", "0", "2"],
+    ]  # fmt: skip

@@ -166,14 +166,17 @@ def test_a_clip_counts_exactly_if_something_of_it_is_trained(follow, ratios):
         assert trained.any()
 
 
+SHIFTED = {"times": "shared", "timestep_shift": 3.0}
+
+
 @pytest.mark.parametrize("follow", [True, False])
 def test_the_network_gets_each_sound_between_clip_and_noise_at_its_own_time(follow):
     """Rectified flow: a share of noise that is the timestep's; what is given of picture or sound is at time 0 without noise."""
     values = tiny_recipe.of_sounds(
         "unused",
         "unused",
-        sound={"modes": {"sound": 0.4, "video": 0.3}, "follow_frames": follow, "loss_weight": 0.25},
-        objective={"mask_ratios": {"image_head": 1.0}},
+        sound={"modes": {"sound": 0.4, "video": 0.3}, "follow_frames": follow, "loss_weight": 0.25, **SHIFTED},
+        objective={"mask_ratios": {"image_head": 1.0}, "timestep_shift": 12.0},
     )
     recipe = recipe_file.parse(values)
     encoder, batch = build.encoder(recipe, CPU), micro_batch(range(24))
@@ -185,6 +188,8 @@ def test_the_network_gets_each_sound_between_clip_and_noise_at_its_own_time(foll
     of_sound, picture_time, target = example.inputs.sound, example.inputs.time, example.sound
     assert [time == 0 for time in of_sound.time.tolist()] == [kind == "picture only" for kind in kinds]
     assert [time == 0 for time in picture_time.tolist()] == [kind == "sound only" for kind in kinds]
+    both = torch.tensor([kind == "" for kind in kinds])
+    torch.testing.assert_close(timesteps.shift(of_sound.time[both], 4.0), picture_time[both])
     noise = (of_sound.time / 1000).view(-1, 1, 1, 1, 1)
     between = target.x0 + noise * (target.noise - target.x0)
     torch.testing.assert_close(of_sound.latent, torch.where(of_sound.mask[:, None, :, None, None], between, target.x0))

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from refused import refused
 
+from reelworks.core import machine
 from reelworks.training.memory import workbench
 from reelworks.training.memory.search import Limits, Trial, largest_batch
 
@@ -52,3 +54,28 @@ def test_a_network_that_ends_its_process_as_it_is_built_is_told_with_the_memory(
     monkeypatch.setattr(workbench, "get_context", lambda _: dies)
     with refused("out-of-memory", "--memory", says="5 GB"):
         workbench.ChildProcess(anything, 5 * 10**9).trial(anything, 1)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_process_that_found_no_memory_goes_on_where_its_memory_can_be_freed(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """On a CPU another one is started for the next trial; what it measured or could not do is told as it is."""
+    monkeypatch.setattr(machine, "default_device", lambda: torch.device(device))
+    anything: Any = None
+    child, (ours, theirs), ended = workbench.ChildProcess(anything, 10**9), multiprocessing.Pipe(), []
+    process: Any = SimpleNamespace(
+        is_alive=lambda: True,
+        sentinel=multiprocessing.Pipe()[0],
+        join=ended.append,
+        kill=lambda: ended.append("killed"),
+    )
+    child._process, child._pipe = process, ours
+    theirs.send(told := Trial("b", 1, 2, 3.0, 4))
+    assert child.trial(anything, 2) == told
+    theirs.send(ValueError("no such kernel"))
+    with pytest.raises(ValueError, match="no such kernel"):
+        child.trial(anything, 2)
+    theirs.send(None)
+    assert child.trial(anything, 2) is None
+    assert (child._process, ended) == ((None, [10, "killed"]) if device == "cpu" else (process, []))

@@ -170,13 +170,13 @@ class Evaluation:
         names = {"ema": "averaged weights", "model": "trained weights", "initial": "weights that training begins with"}
         weights = names[source.weights]
         of = weights if source.run is None else f"{weights} of step {source.step}"
-        clips = "held-out clips" if source.held_out else "clips"
+        clips = units.plural(losses.clips, "held-out clip" if source.held_out else "clip")
         named = first_few([clip.path for clip in losses.unread])
         lost = f"; {self.failed} could not be decoded ({named})" if self.failed else ""
         lost += "".join(f"; {count} {reason}" for reason, count in self.left_out.items())
         # Not to be compared with the validation losses of such a run, which are of what is trained.
         without = " without lora.training_adapter" if source.recipe.has_training_adapter else ""
-        return f"loss {losses.loss:.4f} of the {of}{without}, on {losses.clips} {clips}{lost}"
+        return f"loss {losses.loss:.4f} of the {of}{without}, on {clips}{lost}"
 
     def file(self) -> Path | None:
         """Return the file in the run folder; the same settings have the same file. None without a run."""

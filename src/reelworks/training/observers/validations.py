@@ -81,7 +81,7 @@ class Validations(StepObserver):
         curves = {f"validation_by_bucket/{name}": loss for name, loss in by_bucket.items()}
         self._training.log.curves(step, {"validation/loss": result.loss, **curves})
         note = ", with lora.training_adapter" if adapted else ""
-        logger.info(f"step {step}  validation loss {result.loss:.4f} on {result.clips} clips{note}")
+        logger.info(f"step {step}  validation loss {result.loss:.4f} on {units.plural(result.clips, 'clip')}{note}")
         if not is_comparable:
             logger.warning(f"step {step}  this loss is not compared: neither patience nor keep_best takes it")
             return {}
