@@ -30,7 +30,10 @@ SLEEPS = "import time; time.sleep(60)"
         (["import time; time.sleep(0.5); exit(3)", "exit(75)"], 3),
     ],
 )
-def test_the_code_is_that_of_the_first_to_fail(monkeypatch: pytest.MonkeyPatch, ends: list[str], code: int) -> None:
+def test_the_code_is_that_of_the_first_to_fail(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ends: list[str], code: int
+) -> None:
+    """What a signal has ended could not tell why, and the launcher does."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(rank: int, *_: object) -> subprocess.Popen[bytes]:
@@ -42,6 +45,10 @@ def test_the_code_is_that_of_the_first_to_fail(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(launch.system, "handle_stops", lambda _: None)
     assert launch.launch(len(ends), []) == code
     assert None not in [rank.poll() for rank in started]
+    if not system.WINDOWS:
+        told = capfd.readouterr().err
+        assert ("rank 0 was ended by" in told) == (code > 128)
+        assert ("CPU memory is full" in told) == (code == 128 + signal.SIGKILL)
 
 
 @pytest.mark.skipif(system.WINDOWS, reason="signals end processes there")

@@ -48,9 +48,10 @@ from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.training.assembly import build
 from reelworks.training.encoding import request_key, store, upkeep, values
 from reelworks.training.encoding.encoders import FrozenEncoders
+from reelworks.training.encoding.precompute import encode as encode_module
 from reelworks.training.encoding.precompute import reachable
 from reelworks.training.encoding.precompute.encode import Encoding, EncodingForecast
-from reelworks.training.encoding.precompute.encode_worker import Claims
+from reelworks.training.encoding.precompute.encode_worker import Claims, Progress
 from reelworks.training.encoding.request_key import FileDigests
 from reelworks.training.encoding.stored_batches import StoredLatents
 from reelworks.training.observers.validation import Validator
@@ -302,6 +303,38 @@ def test_what_the_disk_has_no_room_for_is_refused_before_anything_is_encoded(
     assert missing(recipe) == (CLIPS, CLIPS)
     one = EncodingForecast(clips=1, captions=0, bytes=3_000_000, known=0)
     assert "1 clip and 0 captions, at most 3 MB (3 MB a clip)" in one.to_text()
+
+
+def test_prompts_of_previews_are_embedded_before_training_whatever_is_stored(
+    recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While no network takes memory yet."""
+    asked: list[list[str]] = []
+    monkeypatch.setattr(FrozenEncoders, "embed_ahead", lambda _, prompts: asked.append([*prompts]))
+    recipe["samples"] = {"prompts": ["a kite", "waves"], "num_frames": 1, "height": 32, "width": 32}
+    parsed = prepared(recipe)[2]
+    for times in (1, 2):
+        spec, encoder = plan_forecast.plan_spec(parsed), build.encoder(parsed.recipe, CPU)
+        source = encoding.before_training(parsed, encoder, World(0, 1, CPU), spec, lambda progress: None)
+        assert len(asked) >= times
+        assert asked[-1] == ["a kite", "waves"]
+        assert source.store.table().num_rows == 2 * CLIPS
+
+
+def test_clips_that_cannot_be_encoded_are_named_the_first_ten_of_them(
+    recipe: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = prepared(recipe)[0]
+    for path in (tmp_path / "footage").glob("p*.png"):
+        path.write_bytes(path.read_bytes()[:60])
+    _, progress = encoding.encode_missing(job)
+    assert len(progress.failures) == 3
+    assert [text.partition(" is not encoded")[0] for text in caplog.messages] == [
+        label for label, _ in progress.failures
+    ]
+    caplog.clear()
+    encode_module.log_failures(Progress(12, failures=[(f"{i}.png", "cut") for i in range(12)]))
+    assert [*caplog.messages[8:]] == ["8.png is not encoded: cut", "9.png is not encoded: cut", "and 2 more"]
 
 
 def test_a_disk_that_is_full_ends_the_encoding(recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

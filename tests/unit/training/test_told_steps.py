@@ -96,8 +96,24 @@ def test_steps_that_the_recipe_skips_are_told_together(
     assert caplog.messages == told
 
 
-def clip(uid: int) -> FailedClip:
-    return FailedClip(uid, 0, 0, f"{uid}.mp4", "cut")
+def clip(uid: int, repeat_index: int = 0) -> FailedClip:
+    return FailedClip(uid, 0, repeat_index, f"{uid}.mp4", "cut")
+
+
+def test_each_clip_that_fails_is_told_and_recorded_as_failed_unless_it_is_a_repeat(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """The first use of a repeat is counted by itself."""
+    log: Any = RunLogger.__new__(RunLogger)
+    told = Log()
+    log._run, log._world, log.event = RunFolder(tmp_path), ALONE, told.event
+    log._run.create()
+    step: Any = SimpleNamespace(number=5, failed=[clip(1), clip(2, 1)], position=SimpleNamespace(epoch=0, plan_step=4))
+    with caplog.at_level("INFO"):
+        recorded = log._failures(step)
+    assert [(one.plan_step, one.uid, one.reason) for one in recorded] == [(4, 1, "cut")]
+    assert told.of("failure", "step", "uid", "repeat_index", "path") == [(5, 1, 0, "1.mp4"), (5, 2, 1, "2.mp4")]
+    assert caplog.messages == [f"a clip could not be decoded: {uid}.mp4: cut" for uid in (1, 2)]
 
 
 def test_validations_are_told_compared_and_end_a_training(
