@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from reelworks.core.errors import UserError
 from reelworks.models.storage import file_facts, weights
 from reelworks.models.storage.tensor_files import TensorFiles
+from reelworks.training.assembly import build
 
 STATE = {"a.weight": torch.arange(600.0).view(20, 30), "a.bias": torch.ones(20)}
 
@@ -232,3 +234,36 @@ def test_each_tensor_of_several_files_is_read_from_its_own(tmp_path):
         for name, value in [*STATE.items()] * 2:
             assert torch.equal(tensors.read(name), value)
             assert tensors.facts[name] == (value.dtype, value.shape)
+
+
+@pytest.mark.parametrize(
+    ("stated", "rescaled", "objective"),
+    [
+        ({"prediction_type": "v_prediction", "rescale_betas_zero_snr": True}, True, "v-prediction"),
+        ({"prediction_type": "v_prediction"}, False, "v-prediction"),
+        ({"prediction_type": "epsilon", "rescale_betas_zero_snr": True}, False, "epsilon"),
+        ({"prediction_type": "sample"}, False, None),
+        ([], False, None),
+        ("file with v_pred", False, "v-prediction"),
+        ("file with v_pred and ztsnr", True, "v-prediction"),
+        ("file of epsilon", False, "epsilon"),
+        ("file", False, None),
+    ],
+)
+def test_weights_that_were_trained_with_another_objective_are_warned_of(tmp_path, caplog, stated, rescaled, objective):
+    """As a pipeline's scheduler, a file's metadata or its tensors say; recipes that predict neither noise nor v are left alone."""
+    place = tmp_path / ("weights.safetensors" if isinstance(stated, str) else "weights")
+    if isinstance(stated, str):
+        marks = {name: torch.ones(1) for name in ("v_pred", "ztsnr") if name in stated}
+        metadata = {"modelspec.prediction_type": "epsilon"} if "epsilon" in stated else None
+        save_file({"w": torch.ones(1)} | marks, place, metadata)
+    else:
+        (place / "scheduler").mkdir(parents=True)
+        (place / "scheduler" / "scheduler_config.json").write_text(json.dumps(stated), encoding="utf-8")
+    assert file_facts.objective_of(str(place)) == (objective, rescaled)
+    warned = []
+    for own in ("epsilon", "v-prediction", "rectified-flow"):
+        caplog.clear()
+        build._compare_objective(SimpleNamespace(objective=SimpleNamespace(name=own)), place)
+        warned += [own] * len([one for one in caplog.records if one.levelname == "WARNING"])
+    assert warned == [own for own in ("epsilon", "v-prediction") if objective not in (None, own)]

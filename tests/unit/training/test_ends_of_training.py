@@ -17,9 +17,11 @@ from reelworks.data.media.patience import StorageAway
 from reelworks.data.run.events import EventLog
 from reelworks.data.schedule.cursor import Cursor
 from reelworks.training.loop import stages, training_loop
+from reelworks.training.loop.config import TrainConfig
 from reelworks.training.loop.stop_signals import StopRequest, StopSignals
 from reelworks.training.loop.training_loop import Trainer
 from reelworks.training.recipe import recipe_file
+from reelworks.training.step.nonfinite import NonFiniteCause, NonFiniteSource
 from reelworks.training.step.step_sums import StepFlags
 
 ALONE, LAST = World(0, 1, torch.device("cpu")), 3
@@ -117,3 +119,70 @@ def test_a_stage_that_was_left_in_order_is_over_and_another_is_made_up(
         log.write("stop", step=LAST, reason=reason)
     found = stages.find(recipe, LAST, ALONE, ended)
     assert (found.start.name, found.begins) == (goes_on, goes_on == "high")
+
+
+@pytest.mark.parametrize(
+    ("train", "stage", "ends_run", "stopped", "says"),
+    [
+        ({"max_steps": 3}, "", True, False, "nothing left to train at step 3; raise train.max_steps"),
+        ({"max_steps": 3, "max_clips": 2}, "", True, False, "raise train.max_steps and train.max_clips"),
+        ({"max_steps": 3}, "", True, True, "nothing left to train at step 3: no progress; raise it to train on"),
+        (
+            {"max_steps": 3},
+            "low",
+            True,
+            False,
+            "stage low is at its end: raise that or train.max_steps, or add a stage",
+        ),
+        ({"max_steps": 3}, "low", False, False, "stage low is at its end; what came after its last save is made up"),
+    ],
+)
+def test_why_a_start_trains_nothing_is_told(
+    caplog: pytest.LogCaptureFixture, train: dict[str, int], stage: str, ends_run: bool, stopped: bool, says: str
+) -> None:
+    loop: Any = Steps()
+    loop._stage = SimpleNamespace(ends_run=lambda step: ends_run)
+    loop._early = NoProgress() if stopped else SimpleNamespace(is_over=False)
+    loop._recipe = SimpleNamespace(train=TrainConfig(**train))
+    plan = SimpleNamespace(num_steps=5)
+    position = SimpleNamespace(
+        plan=plan, stage=SimpleNamespace(name=stage), global_step=3, epoch=0, at_end=False, clips=2
+    )
+    with caplog.at_level("INFO"):
+        loop._tell_that_nothing_is_left(SimpleNamespace(position=position, step=3, is_new=False))
+    (told,) = caplog.messages
+    assert told.endswith(says)
+
+
+class NoProgress:
+    is_over = True
+
+    def __str__(self) -> str:
+        return "no progress"
+
+
+@pytest.mark.parametrize(
+    ("policy", "what", "finite", "ends_at", "field"),
+    [
+        ("stop", "activation", "tff", 2, "train.learning_rate"),
+        ("stop", "weight", "f", 1, "model.weights"),
+        ("skip", "activation", "ftfftfff", 8, "train.learning_rate"),
+        ("skip", None, "fff", 3, "train.learning_rate"),
+        ("skip", "activation", "fftffttff", None, None),
+    ],
+)
+def test_steps_that_are_not_finite_end_a_training_if_so_many_follow_one_another(
+    policy: Any, what: Any, finite: str, ends_at: int | None, field: str | None
+) -> None:
+    """The first of them where it is to stop; weights that are not finite are told as such."""
+    loop: Any = Steps()
+    loop._consecutive_non_finite = 0
+    loop._recipe = SimpleNamespace(train=TrainConfig(max_steps=99, non_finite=policy, max_non_finite=3))
+    cause = NonFiniteCause(None if what is None else NonFiniteSource(what, "blocks.0"), ())
+    results = [SimpleNamespace(finite=is_finite == "t", blame=cause) for is_finite in finite]
+    for step, result in enumerate(results[: None if ends_at is None else ends_at - 1], 1):
+        loop._require_finite(step, result)
+    if ends_at is not None:
+        says = f"step {ends_at} had" if policy == "stop" else f"3 consecutive steps, the last being {ends_at}, had"
+        with refused("non-finite", field, says=says):
+            loop._require_finite(ends_at, results[-1])

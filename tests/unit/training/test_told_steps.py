@@ -13,6 +13,7 @@ import torch
 
 from reelworks.data.distributed.mesh import World
 from reelworks.data.loader.failures import FailedClip
+from reelworks.data.loader.position import Counts
 from reelworks.data.run import records
 from reelworks.data.run.folder import RunFolder
 from reelworks.data.run.records import Outcome, RecordedFailure
@@ -181,3 +182,32 @@ def test_the_end_of_a_segment_is_recorded_with_what_was_skipped_and_what_failed(
     records.path(run, position.key).mkdir(parents=True)
     keeper.end(position)
     assert records.read_outcome(run, position.key) == Outcome(steps=3, skipped=[0, 2], failures=[failed])
+
+
+@pytest.mark.parametrize("is_main", [True, False])
+def test_an_epoch_whose_clips_are_not_all_accounted_for_ends_the_training(
+    caplog: pytest.LogCaptureFixture, is_main: bool
+) -> None:
+    """On every rank, once its numbers are recorded; epochs that are alike are told once."""
+    log: Any = RunLogger.__new__(RunLogger)
+    told, ended = Log(), list[int]()
+    records_of_run = SimpleNamespace(end=lambda position: ended.append(position.epoch))
+    log._world, log.records, log.event = SimpleNamespace(is_main=is_main), records_of_run, told.event
+    log._last_counts = None
+
+    def end(epoch: int, **counts: int) -> None:
+        log.epoch_ends(SimpleNamespace(epoch=epoch, global_step=9, counts=Counts(**counts)))
+
+    with caplog.at_level("INFO"):
+        end(0, planned=4, trained=4)
+        end(1, planned=4, trained=4)
+        end(2, planned=4, trained=1, failed=1, skipped=2, repeated=3)
+        for lost in ({"trained": 3}, {"trained": 4, "failed": 1}, {"trained": 2, "skipped": 1}):
+            with pytest.raises(AssertionError, match="clips of epoch 3 were lost"):
+                end(3, planned=4, **lost)
+    assert caplog.messages[:2] == [
+        "epoch 0: 4 planned = 4 trained + 0 failed + 0 skipped",
+        "epoch 2: 4 planned = 1 trained + 1 failed + 2 skipped; 3 shown again to fill batches",
+    ]
+    assert [one[0] for one in told.of("epoch_end", "epoch", "planned")] == [0, 1, 2, 3, 3, 3]
+    assert ended == [0, 1, 2, 3, 3, 3] * is_main
