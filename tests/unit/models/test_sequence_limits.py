@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from reelworks.core.errors import UserError
 from reelworks.data.buckets import table
 from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig
 from reelworks.data.distributed.config import ParallelConfig
-from reelworks.models import components
+from reelworks.models import components, registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
-from reelworks.models.sequence import sequence_limits
+from reelworks.models.sequence import sequence_limits, sequence_parallel
+from reelworks.testing import contract
 
 HASHED = TextEncoderConfig(dim=32, max_length=6, pooled_dim=16)
 
@@ -69,3 +72,30 @@ def test_ranks_are_counted_by_group():
     assert ParallelConfig().data_ranks(3) == 3
     with pytest.raises(UserError, match="3 ranks cannot be divided into groups of 2"):
         ParallelConfig(sequence_degree=2).data_ranks(3)
+
+
+def by_diffusers(name):
+    split = registry.PRESETS[name].config.network.sequence
+    return split is not None and not split.divided and not name.startswith(("stdit", "opensora"))  # networks of our own
+
+
+@pytest.mark.parametrize("name", [name for name in registry.PRESETS if name.endswith("-tiny") and by_diffusers(name)])
+def test_as_many_attentions_as_are_declared_are_shared_between_start_and_stop(name):
+    """Where diffusers divides the tokens: those among shared tokens, and no other module."""
+    denoiser, calls, ranks = contract.build(name), [], SimpleNamespace(context_parallel_config="ranks")
+    split, module = denoiser.config.network.sequence, denoiser.module
+    one = sequence_parallel._OfDiffusers(module, split, ranks)
+    one._hooks = SimpleNamespace(
+        apply_context_parallel=lambda *given: calls.append(given),
+        remove_context_parallel=lambda *given: calls.append(given),
+    )
+
+    def shared():
+        processors = [getattr(child, "processor", None) for child in module.modules()]
+        return sum(getattr(processor, "_parallel_config", None) is ranks for processor in processors)
+
+    one.start()
+    assert shared() == sum(getattr(module.config, field) for field in split.attentions)
+    one.stop()
+    assert shared() == 0
+    assert calls == [(module, "ranks", one._plan), (module, one._plan)]
