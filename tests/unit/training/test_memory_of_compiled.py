@@ -78,8 +78,8 @@ def told_bytes(name: str) -> int:
 @pytest.mark.parametrize(
     "name",
     [
-        "ltx-tiny",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("flux-tiny", "kandinsky5-tiny", "stdit3-tiny")),
+        "stdit3-tiny",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("flux-tiny", "kandinsky5-tiny", "ltx-tiny")),
     ],
 )
 def test_blocks_save_what_torchs_partitioner_saves(name: str) -> None:
