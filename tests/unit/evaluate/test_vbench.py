@@ -74,7 +74,12 @@ def test_results_of_vbench_are_read(tmp_path: Path) -> None:
     assert (subject.name, subject.value, subject.clips) == ("vbench/subject_consistency", 0.93, 3)
     assert subject.by_clip["a dog-2"] == 0.2
     assert (action.value, action.by_clip) == (0.5, {})
-    file.write_text("[1, 2]", encoding="utf-8")
-    with pytest.raises(UserError) as refused:
-        vbench.results(file)
-    assert refused.value.code == "vbench-unreadable"
+
+
+@pytest.mark.parametrize(
+    "text", ["[1, 2]", '{"color": []}', '{"color": ["high"]}', '{"color": 5}', '{"color": {}}', "{"]
+)
+def test_what_is_no_result_of_vbench_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run_eval_results.json").write_text(text, encoding="utf-8")
+    with refused("vbench-unreadable", "--vbench"):
+        vbench.results(tmp_path / "run_eval_results.json")

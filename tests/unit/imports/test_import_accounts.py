@@ -67,12 +67,14 @@ def test_samples_count_pictures_and_no_masks(tmp_path: Path) -> None:
     assert (read.dataset[0].repeats, made.clips.former_trained) == (2, 4)
 
 
-def test_the_rest_of_a_bucket_that_is_cut_to_whole_batches_is_counted(tmp_path: Path) -> None:
-    """Of seven pictures of one size, two batches of three are trained there in an epoch, and all seven here."""
-    made, _ = imported(tmp_path, onetrainer(concept(pictures(tmp_path / "mug", 7)), batch_size=3), ".json")
+@pytest.mark.parametrize(("multi", "rest"), [(False, 1), (True, 3)])
+def test_the_rest_of_a_bucket_that_is_cut_to_whole_batches_is_counted(tmp_path: Path, multi: bool, rest: int) -> None:
+    """Of seven pictures of one size, two batches of three or one of two on two GPUs each are trained there in an epoch."""
+    of_batches = {"batch_size": 2 if multi else 3, "multi_gpu": multi, "device_indexes": "0,1"}
+    made, _ = imported(tmp_path, onetrainer(concept(pictures(tmp_path / "mug", 7)), **of_batches), ".json")
     assert made.clips is not None
     assert (made.clips.former_trained, made.clips.here_trained) == (7, 7)
-    assert list(made.clips.rest.values()) == [1]
+    assert list(made.clips.rest.values()) == [rest]
 
 
 def test_clips_below_the_least_size_or_length_are_dropped() -> None:

@@ -193,6 +193,13 @@ def test_the_model_is_told_by_the_end_of_its_path(tmp_path: Path, arch: str, pat
     assert converted(tmp_path, job(tmp_path, model={"arch": arch, "name_or_path": path}))[1].model.name == preset
 
 
+@pytest.mark.parametrize(("low", "high", "bounds"), [(200, 999, [0.0, 800.0]), (0, 799, [200.0, 1000.0])])
+def test_indices_of_descending_timesteps_are_a_range(tmp_path: Path, low: int, high: int, bounds: list[float]) -> None:
+    train = {"min_denoising_steps": low, "max_denoising_steps": high}
+    _, recipe = converted(tmp_path, job(tmp_path, train=train))
+    assert recipe.objective.timestep_range == bounds
+
+
 def test_weight_decay_is_that_of_its_own_8_bit_optimizer(tmp_path: Path) -> None:
     for name, decay in (("adamw8", 0.0), ("adamw8bit", 0.01)):
         assert converted(tmp_path, job(tmp_path, train={"optimizer": name}))[1].train.weight_decay == decay

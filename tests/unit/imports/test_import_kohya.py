@@ -86,7 +86,9 @@ def test_lists_have_a_root(tmp_path: Path) -> None:
 
 def test_prompts_of_previews(tmp_path: Path) -> None:
     prompts = file(
-        tmp_path, "prompts.txt", "# none\na cup --w 512 --h 768 --s 20 --l 7.5 --d 1\na red cup --w 512 --h 640\n"
+        tmp_path,
+        "prompts.txt",
+        "# none\na cup --w 512 --h 768 --s 20 --l 7.5 --d 1\na red cup --w 512 --h 640 --fs 6.0 --of\n",
     )
     command = f"python sdxl_train_network.py --sample_prompts {prompts} --sample_every_n_steps 100"
     made, recipe = converted(tmp_path, command=command)

@@ -216,6 +216,12 @@ def test_concepts_alone_are_recognised_and_need_the_config(tmp_path: Path) -> No
         converted(tmp_path, CONCEPTS_1)
 
 
+def test_a_config_without_concepts_leaves_their_folder_to_be_filled_in(tmp_path: Path) -> None:
+    made, recipe = converted(tmp_path, write(tmp_path, PRESET | {"concept_file_name": "mine.json"}))
+    (line,) = [key for key in made.keys if key.key == "concepts"]
+    assert (line.value, line.fate, recipe.dataset[0].path) == ("mine.json", Fate.TO_FILL_IN, "data")
+
+
 CONFIG = json.loads(CONFIG_1.read_text(encoding="utf-8")) | {
     "concepts": json.loads(CONCEPTS_1.read_text(encoding="utf-8"))
 }

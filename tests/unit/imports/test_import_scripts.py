@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,24 @@ def test_a_part_that_may_hold_options_ends_the_import_also_behind_one_that_is_a_
     "text", [f"exec > log.txt 2>&1\n{TRAIN} --seed 24", f'MORE=" --seed 24"\n{TRAIN} --cache_latents$MORE']
 )
 def test_what_a_shell_splits_or_sends_elsewhere_is_read_to_its_end(tmp_path: Path, text: str) -> None:
+    assert recipe_file.load(imported(tmp_path, text)[1], []).seed == 24
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"if [ sdxl = sdxl ]; then S=24; else S=8; fi\n{TRAIN} --seed $S",
+        f"if [ sdxl == flux ]; then S=8; else S=24; fi\n{TRAIN} --seed $S",
+        f"if [ sdxl != flux ]; then S=24; else S=8; fi\n{TRAIN} --seed $S",
+        f"{TRAIN} --seed ${{S:-24}}",
+        f"{TRAIN} --seed ${{S-24}}",
+        f"S=24\n{TRAIN} --seed ${{S:-8}}",
+        f"cat > c.toml <<EOF\nseed = 24\nEOF\n{TRAIN} --config_file c.toml",
+        f"tee c.toml <<EOF\nseed = 24\nEOF\n{TRAIN} --config_file c.toml",
+        f'args=("--output_dir=$OUT" --seed 24)\n{TRAIN} "${{args[@]}}"',
+    ],
+)
+def test_what_a_shell_knows_is_what_the_recipe_has(tmp_path: Path, text: str) -> None:
     assert recipe_file.load(imported(tmp_path, text)[1], []).seed == 24
 
 
@@ -218,3 +237,12 @@ def test_a_word_of_powershell_is_what_it_gives_or_said_to_be_unknown(text: str, 
     said = [word for word in command.words[1:] if not any(source in word for source in command.notes)]
     assert said == known
     assert words.count("?") == len(command.words) - 1 - len(said) + len(command.unread)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("$n = 2\n$n++\npython t.py --n=$n", r"is set by '\$n\+\+'"), ("python t.py --n=$x", "the script does not set")],
+)
+def test_a_word_of_powershell_is_unknown_for_a_reason(text: str, why: str) -> None:
+    (command,) = powershell.follow(text).commands
+    assert re.search(why, str([*command.notes.values(), *command.unread]))
