@@ -197,6 +197,23 @@ def test_the_usual_key_travels_only_encrypted_or_within_this_machine(monkeypatch
     assert key("http://example.org/v1", key_env="OPENAI_API_KEY") == "key-4711"
 
 
+@pytest.mark.parametrize(
+    ("path", "below"),
+    [
+        ("", "/v1"),
+        ("/", "/v1"),
+        ("/v1", "/v1"),
+        ("/api/v2/", "/api/v2"),
+        ("/v1/chat/completions", "/v1"),
+        ("/v3/models", "/v3"),
+        ("/übung", "/%C3%BCbung"),
+        ("/a%20b", "/a%20b"),
+    ],
+)
+def test_the_api_lies_below_the_given_address(path: str, below: str) -> None:
+    assert server._address(f"http://h:8000{path}").path == below
+
+
 def test_several_questions_are_asked_at_once(tmp_path: Path) -> None:
     data = clips(tmp_path / "data", 2)
     all_there = threading.Barrier(3, timeout=20)

@@ -1,8 +1,12 @@
 """Tables show every value whole in the width of the terminal."""
 
-import pytest
+import re
 
-from reelworks.commands import show
+import pytest
+from typer.testing import CliRunner
+
+from reelworks.commands import catalog, show
+from reelworks.commands.main import app
 
 TIMES = [str(time) for time in range(100, 1100, 100)]
 
@@ -39,3 +43,11 @@ def test_long_texts_are_folded(printed):
     assert max(map(len, lines)) <= 60
     assert " ".join(lines).split().count("cat") == 4
     assert sum("key" in line for line in lines) == 1
+
+
+def test_a_scan_says_how_many_files_it_cannot_read_and_why(tmp_path, monkeypatch):
+    monkeypatch.setattr(catalog, "_BAD_FILES_SHOWN", 1)
+    for name in "ab":
+        (tmp_path / f"{name}.png").write_bytes(b"no picture")
+    said = CliRunner().invoke(app, ["scan", str(tmp_path), "-o", str(tmp_path / "catalog")]).output
+    assert re.search(r"^  2 × \S", said, re.MULTILINE)

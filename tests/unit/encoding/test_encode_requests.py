@@ -242,8 +242,25 @@ def test_only_what_loaders_read_of_a_folder_is_what_an_encoder_is(tmp_path: Path
             assert (former == seen[-1:]) == (name in unread), name
 
 
+def test_an_image_encoder_is_what_its_files_hold_and_those_of_its_pictures(tmp_path: Path) -> None:
+    def identity(kind: str = "clip") -> str:
+        return request_key.image_encoder_id(kind, str(tmp_path / "weights"), FileDigests(tmp_path / "known.json"))
+
+    with refused("weights-not-found", "model.image_encoder"):
+        identity()
+    found = []
+    for part in ("image_encoder", "feature_extractor"):
+        (tmp_path / "weights" / part).mkdir(parents=True)
+        for content in ("one", "another"):
+            (tmp_path / "weights" / part / "config.json").write_text(content, encoding="utf-8")
+            found.append(identity())
+    assert len({*found, identity("siglip")}) == 5
+
+
 @pytest.mark.parametrize("way", ["in place", "renamed into place"])
-def test_a_file_of_the_same_size_has_the_digest_of_its_new_content(tmp_path: Path, way: str) -> None:
+def test_a_file_of_the_same_size_has_the_digest_of_its_new_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
     """In place its time differs, and one that was renamed into place may have the former's time; in a later process too."""
     known, file = tmp_path / "known.json", tmp_path / "weights"
     file.write_bytes(b"one")
@@ -256,6 +273,10 @@ def test_a_file_of_the_same_size_has_the_digest_of_its_new_content(tmp_path: Pat
         os.utime(tmp_path / "new", ns=(listed.st_atime_ns, listed.st_mtime_ns))
         (tmp_path / "new").replace(file)
     assert FileDigests(known).digest(file) == digests.of_file(file) != former
+    kept = FileDigests(known).digest(file)
+    with monkeypatch.context() as once:  # weights of many gigabytes are read once
+        once.setattr(request_key.digests, "of_file", lambda path: "read again")
+        assert FileDigests(known).digest(file) == kept
 
 
 def _read_only(call: str, path: Path) -> None:
@@ -580,10 +601,14 @@ def test_a_clip_that_changes_after_the_scan_is_trained_as_it_is_and_not_stored(r
 
 
 def test_latents_are_shown_as_pictures(recipe: dict[str, Any]) -> None:
+    def sheet_of(count: int) -> bytes:
+        _, source, data = prepared(recipe)
+        chunks = reachable.chunks(data, reachable.in_epochs(data, plan_forecast.plan_spec(data), range(1)))
+        return upkeep.contact_sheet(source, build.lazy_encoder(data.recipe, CPU), chunks, count)
+
+    assert sheet_of(3) == b"", "none is there yet"
     encode(recipe)
-    _, source, data = prepared(recipe)
-    chunks = reachable.chunks(data, reachable.in_epochs(data, plan_forecast.plan_spec(data), range(1)))
-    sheet = upkeep.contact_sheet(source, build.lazy_encoder(data.recipe, CPU), chunks, 3)
+    sheet = sheet_of(3)
     with Image.open(io.BytesIO(sheet)) as drawn:
         assert drawn.size == (4 * 164 + 4, 3 * 182 + 4)
         assert len(np.unique(np.asarray(drawn))) > 100

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reelworks.commands import eval as eval_command
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.inference.evaluate import registry
@@ -81,7 +82,7 @@ def of_step(step: int, likeness: float, closeness: dict[str, float]) -> Measured
     return MeasuredCheckpoint(step, str(step), None, metrics, [])
 
 
-def test_a_series_tells_the_best_the_copies_and_the_step_to_use() -> None:
+def test_a_series_tells_the_best_the_copies_and_the_step_to_use(capsys: pytest.CaptureFixture[str]) -> None:
     likeness, first, second = (
         (0.2, 0.6, 0.7, 0.7, 0.7, 0.69),
         (0.3, 0.4, 0.5, 0.7, 1.1, 1.9),
@@ -106,6 +107,11 @@ def test_a_series_tells_the_best_the_copies_and_the_step_to_use() -> None:
     assert sixth == "step 600: 'a mug' looks copied: mugs/a.png (closeness-pixels 1.9), and 1 more"
     assert advice.startswith("use step 300: likeness has not risen in the 3 measurements since")
     assert measured[4].copied.keys() == {0}
+    eval_command._print_series(series)
+    best = [
+        line.split() for line in capsys.readouterr().out.splitlines() if line.lstrip()[:1].isdigit() and "*" in line
+    ]
+    assert best == [["100", "0.2", "0.35*"], ["300", "0.7*", "0.5"]]
 
 
 def test_a_loss_that_is_not_finite_is_never_the_best() -> None:

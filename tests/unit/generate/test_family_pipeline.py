@@ -532,3 +532,30 @@ def test_usual_guidance_and_steps_are_the_defaults_of_the_pipelines():
         from_zero = 1 if name.startswith(("krea2", "z-image")) else 0  # their pipelines count guidance from 0
         theirs = (defaults[guidance].default + from_zero, defaults["num_inference_steps"].default)
         assert registry.PRESETS[name].sampling[:2] == theirs, name
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+def test_a_clip_and_its_sound_are_guided_alike(scale):
+    """Velocities of the caption are 1, and those without it 0; a step of all noise is as long as the way."""
+    track = SimpleNamespace(
+        latent_shape=lambda _: (1, 2, 1, 1),
+        config=SimpleNamespace(timestep_shift=None),
+        samples=lambda heard: (heard[:, 0], 8_000),
+    )
+
+    def both(z_2B, sound_2B, *_):
+        return tuple(
+            torch.cat([torch.ones_like(half := each[:1]), torch.zeros_like(half)]) for each in (z_2B, sound_2B)
+        )
+
+    clip = SimpleNamespace(
+        _encoder=SimpleNamespace(sound=SimpleNamespace(at_rate=lambda _: track)),
+        _options=GenerateOptions(Shape(1, 32, 32), 12.0, 1, scale, seed=5),
+        _objective=ObjectiveConfig(timestep_shift=1.0),
+        _of_clip=(1, 4, 4),
+        _draw=torch.zeros,
+        _both=both,
+        sounds=[],
+    )
+    made = pipeline._Generation._sampled(clip, torch.zeros(1, 4, 1, 4, 4), None)
+    assert (made.unique().tolist(), np.unique(clip.sounds[0].samples).tolist()) == ([scale], [scale])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -326,6 +327,9 @@ def test_files_of_several_networks_are_not_added(tmp_path: Path) -> None:
         merge.merge(asked)
     lora(two, seed=9, header={"modelspec.architecture": "two/lora"})
     assert ["was trained on another base" in note for note in merge.merge(asked).notes] == [True]
+    lora(two, {f"strange.{layer}": shape for layer, shape in SHAPES.items()})
+    with refused("lora-does-not-fit", "files", says="no layer of it is in another file, and no known network"):
+        merge.merge(replace(asked, output=tmp_path / "d.safetensors"))
 
 
 @pytest.mark.parametrize("text", ["x=0", "x=nan", "x=inf"])

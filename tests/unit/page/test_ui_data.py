@@ -24,6 +24,7 @@ from reelworks.annexes.page.datasets import Datasets
 from reelworks.annexes.page.jobs import PageJob
 from reelworks.annexes.page.workspace import key_of
 from reelworks.core.shape import Shape
+from reelworks.data.buckets.assign import Reason
 from reelworks.data.loader import position, segment_record
 from reelworks.data.media import decode
 from reelworks.data.media.decode import Request
@@ -493,6 +494,13 @@ def test_the_data_and_the_plan_of_a_recipe_share_one_dataset(page):
     again = context.plans.open(page.key).data
     assert again is not shown
     assert context.library.clips(page.key, fresh=True, patience=20).data is again
+
+
+def test_a_changed_clip_of_many_is_shown_at_once(page):
+    shown = page.client.app.state.context.library
+    changed = shown.clips(page.key, patience=20).with_reason(0, Reason.IN_EXCLUDE_FILE)
+    shown.replace(page.key, changed)
+    assert shown.clips(page.key) is changed
 
 
 def test_clips_that_were_forgotten_are_read_again(page, monkeypatch):

@@ -16,7 +16,7 @@ from refused import refused
 from starlette.testclient import TestClient
 from tests.makers import durable, page_client, prepare_files
 
-from reelworks.annexes.page import app, recipe_files, recipe_form, uploads, workspace
+from reelworks.annexes.page import app, new_api, recipe_files, recipe_form, uploads, workspace
 from reelworks.annexes.page.guard import TOKEN_HEADER
 from reelworks.annexes.page.workspace import Workspace, key_of
 from reelworks.core import system
@@ -63,6 +63,15 @@ def page(folder: Path) -> Iterator[TestClient]:
 def everything(folder: Path) -> dict[str, bytes | None]:
     paths = (path for path in folder.rglob("*"))
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in paths}
+
+
+def test_weights_of_the_hub_are_downloaded_unless_they_are_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "models--a--here" / "snapshots").mkdir(parents=True)
+    names = ["a/here", "a/there", "/a/b", "./a", "a", str(tmp_path / "x")]
+    assert [name for name in names if new_api._must_be_downloaded(name)] == ["a/there"]
 
 
 def test_an_upload_is_the_file_that_was_sent(page: TestClient, folder: Path) -> None:

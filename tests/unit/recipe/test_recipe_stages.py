@@ -98,6 +98,18 @@ def test_steps_of_the_whole_run_limit_every_stage_and_end_the_last() -> None:
     assert recipe_file.of_stage(short, 0, StageStart("low")).train.max_steps == 5
 
 
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [
+        ({"steps": 5}, "5 steps"),
+        ({"steps": 1, "clips": 20}, "1 step or 20 clips"),
+        ({}, "train.max_steps of the run"),
+    ],
+)
+def test_a_stage_says_for_how_long_it_is(ends: dict[str, int], text: str) -> None:
+    assert stages.StageConfig(name="low", **ends).end_text == text
+
+
 TABLES = st.fixed_dictionaries(
     {},
     optional={

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import fabricate
 import places
@@ -44,6 +45,9 @@ def test_the_table_has_the_results_and_the_keys_that_differ(runs):
     results = {row.label: row.values for row in found.result_rows}
     assert results["steps"][0] == "40"
     assert results["validation loss, best"][0] == "0.3000 at step 40"
+    keys = [("train.learning_rate", [1e-4, "not set"]), ("validation.min_delta", [0.00025, 5])]
+    some = replace(found, recipe=[compare.ComparedKey(*key) for key in keys])
+    assert [row.values for row in some.recipe_rows] == [["1e-4", "not set"], ["0.00025", "5"]]
     steps = found.data[0].events_of("step")
     assert results["clips trained"][0] == str(sum(event["clips"] for event in steps))
     same = compare.compare([runs[0], runs[0]])

@@ -106,6 +106,15 @@ def test_a_contact_sheet_has_a_sheet_for_each_bucket_and_names_what_is_cut_most(
     assert json.loads(files.to_json(told))["index"] == str(tmp_path / "out" / "index.html")
 
 
+def test_each_of_several_sheets_shows_the_clips_of_its_bucket(folder, tmp_path):
+    asked = recipe(folder, buckets={"aspect_ratios": ["4:3", "3:4", "3:1"], "max_crop": 0.8, "upscale": True})
+    told = sheet.write_page(asked, tmp_path / "out", clips=2)
+    assert sorted(clip.path for bucket in told.buckets for clip in bucket.shown) == [
+        f"data/cats/{i}.png" for i in range(3)
+    ]
+    assert len({bucket.sheet for bucket in told.buckets}) == 3
+
+
 def test_a_contact_sheet_of_nothing_says_what_would_cure_it(folder, tmp_path):
     none = recipe(folder, bucket=[{"resolution": "512px", "num_frames": 200}])
     with refused("empty-epoch", "bucket"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from refused import refused
 from reelworks.core.shape import Geometry
 from reelworks.data.buckets import table
 from reelworks.data.buckets.config import BucketEntryConfig, BucketsConfig
+from reelworks.training.loop.training_loop import Trainer
 from reelworks.training.step import out_of_memory
 
 CPU = torch.device("cpu")
@@ -51,3 +53,35 @@ def test_half_a_snapshot_is_none(monkeypatch, tmp_path):
 def test_another_error_is_not_a_lack_of_memory(bucket):
     with pytest.raises(RuntimeError, match="shape"), out_of_memory.naming_bucket(bucket, CPU, what="it"):
         torch.zeros(2, 3) @ torch.zeros(2, 3)
+
+
+def test_a_step_that_memory_is_too_small_for_names_the_bucket_of_its_micro_batch(bucket, tmp_path):
+    def run(_, **more):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    trainer = SimpleNamespace(
+        _world=SimpleNamespace(device=CPU, rank=0),
+        _train_step=SimpleNamespace(run=run),
+        _examples=SimpleNamespace(of_step=lambda *_, **more: ()),
+        _folder=SimpleNamespace(snapshot_file=lambda rank: tmp_path / "snapshot.pickle"),
+        data=SimpleNamespace(table=SimpleNamespace(buckets=[bucket])),
+    )
+    position = SimpleNamespace(plan=None, plan_step=0, global_step=6)
+    batches = SimpleNamespace(batches_of_step=lambda _: (), request=SimpleNamespace(bucket=0))
+    with refused("out-of-memory", "bucket.batch_size", says=f"3 for {bucket.name}.*step 7"):
+        Trainer._run_step(trainer, position, batches, None)
+    batches.request = None  # not of a micro-batch
+    with pytest.raises(torch.OutOfMemoryError):
+        Trainer._run_step(trainer, position, batches, None)
+
+
+@pytest.mark.parametrize(
+    ("policy", "most", "told"),
+    [("stop", 3, "step 3 had"), ("skip", 1, "step 1 had"), ("skip", 2, "2 consecutive steps, the last being 3,")],
+)
+def test_steps_that_are_not_finite_are_counted_as_they_follow_each_other(policy, most, told):
+    train = SimpleNamespace(non_finite=policy, max_non_finite=most)
+    trainer = SimpleNamespace(_recipe=SimpleNamespace(train=train), _consecutive_non_finite=0)
+    with refused("non-finite", "train.learning_rate", says=told):
+        for step, finite in enumerate([policy == "stop" or most > 1, policy == "stop", False], 1):
+            Trainer._require_finite(trainer, step, SimpleNamespace(finite=finite, blame=None))

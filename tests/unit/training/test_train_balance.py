@@ -60,14 +60,14 @@ def test_a_slow_rank_is_told_to_the_user_once_and_each_comparison_has_its_event(
     told: list[Any] = []
     log = SimpleNamespace(event=lambda kind, **values: told.append(values["stragglers"]), curves=lambda *_: None)
     world = SimpleNamespace(is_main=True, gather=lambda own: ranks([[0] * 12] * 3, [1.0, 1.4, 1.0]))
-    data = SimpleNamespace(table=SimpleNamespace(buckets=[SimpleNamespace(name="short")]))
-    data.recipe = SimpleNamespace(train=SimpleNamespace(log_balance_every=4))
+    recipe = SimpleNamespace(train=SimpleNamespace(log_balance_every=4))
+    data = SimpleNamespace(table=SimpleNamespace(buckets=[SimpleNamespace(name="short")]), recipe=recipe)
     training: Any = SimpleNamespace(world=world, data=data, log=log)
     reports = balance.BalanceReports(training, ForwardTimes(torch.device("cpu"), True))
     now: Any = SimpleNamespace(position=SimpleNamespace(spec=PlanSpec(0, 1, 1, "partial", (2, 2), COSTS, "")), step=9)
     with caplog.at_level("WARNING", "reelworks"):
-        for number in range(1, 10):
-            reports.after_step(SimpleNamespace(number=number, position=now.position))  # type: ignore[arg-type]
+        for number in range(1, 10):  # of which two are due
+            reports.after_step(SimpleNamespace(position=now.position, number=number))
         reports.end(now)
     assert [[one["rank"] for one in each] for each in told] == [[1]] * 3
     assert [record.getMessage()[:32] for record in caplog.records] == ["rank 1 on node-1 takes 1.40 time"]

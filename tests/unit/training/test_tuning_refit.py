@@ -40,8 +40,8 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def trained(folder: Path, steps: list[list[tuple[int, int]]]) -> Path:
-    """Write the events of a run whose micro-batches take what `TRUE` says; steps name frames and clips."""
+def trained(folder: Path, steps: list[list[tuple[int, int]]], slow: dict[int, float] | None = None) -> Path:
+    """Write the events of a run whose micro-batches take what `TRUE` says, or a multiple; steps name frames and clips."""
     run = RunFolder(folder)
     run.create()
     log = EventLog(run.events_file)
@@ -50,7 +50,8 @@ def trained(folder: Path, steps: list[list[tuple[int, int]]]) -> Path:
     log.write("start", step=0, world_size=WORLD, micro_batches_per_step=PER_STEP, **begun)
     for number, batches in enumerate(steps, 1):
         clips = sum(size for _, size in batches) * PER_STEP // len(batches)
-        ms = sum(TRUE.milliseconds(TOKENS[frames], size) for frames, size in batches) / len(batches)
+        times = [(slow or {}).get(frames, 1) * TRUE.milliseconds(TOKENS[frames], size) for frames, size in batches]
+        ms = sum(times) / len(batches)
         names = [f"64px 1:1 ×{frames}" for frames, _ in batches]
         seconds = (ms * PER_STEP / WORLD + 40) / 1000
         if number == 1:
@@ -86,6 +87,15 @@ def test_costs_are_those_of_the_run_and_of_a_fit_for_what_it_did_not_train(recip
     shown = CliRunner().invoke(app, ["tune", str(recipe), "--from-run", str(run)], catch_exceptions=False).output
     assert "cost.measured" in shown
     assert "64px 1:1 ×9" in shown
+
+
+def test_a_bucket_costs_what_most_of_its_steps_took_whatever_the_fit_says(recipe: Path, tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", [[(1, 4)], [(5, 2)], [(9, 2)]] * 3 + [[(9, 1)]], slow={5: 3.0})
+    done = CliRunner().invoke(app, ["tune", str(recipe), "--from-run", str(run), "--json"], catch_exceptions=False)
+    found = json.loads(done.stdout)
+    for measured in (each for each in found["measured"] if each["steps"] > 1):
+        time = BatchTime(**found["costs_ms"][measured["bucket"]])
+        assert time.milliseconds(measured["batch_size"]) == pytest.approx(measured["milliseconds"]), measured["bucket"]
 
 
 @pytest.mark.parametrize("command", ["tune", "report"])

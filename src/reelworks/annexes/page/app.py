@@ -53,7 +53,7 @@ def build(folders: list[Path], token: str, *, is_remote: bool = False) -> FastAP
         yield
         context.close()
 
-    app = FastAPI(title="Reelworks", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="Reelworks", lifespan=lifespan, openapi_url=None)
     app.state.context = context
     app.add_exception_handler(UserError, _explain)
     app.add_exception_handler(RequestValidationError, _explain_request)
