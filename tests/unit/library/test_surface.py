@@ -101,11 +101,33 @@ def test_a_transform_sees_each_micro_batch_and_resumes_exactly(before: int) -> N
         assert b.metadata == a.metadata
 
 
-@pytest.mark.parametrize("made", [None, 3, "frames"])
-def test_a_transform_that_returns_something_else_is_refused(made: Any) -> None:
-    loader = rw.Loader(sample_dataset(), transform=lambda m: m.frames if made == "frames" else made)
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda m: None,
+        lambda m: 3,
+        lambda m: m.frames,
+        lambda m: dataclasses.replace(m, frames=None),
+        lambda m: dataclasses.replace(m, frames=m.frames[1:]),
+        lambda m: dataclasses.replace(m, is_valid=~m.is_valid),
+        lambda m: dataclasses.replace(m, is_valid=m.is_valid[1:]),
+    ],
+)
+def test_a_transform_that_returns_something_else_is_refused(changed: Any) -> None:
+    loader = rw.Loader(sample_dataset(), transform=changed)
     with refused("transform-result-invalid", "transform", says="dataclasses.replace"):
         batches(loader)
+
+
+@pytest.mark.parametrize("before", range(3))
+def test_a_transform_that_ends_early_loses_no_clip(before: int) -> None:
+    """As one does that takes values from an iterator with `next`: the step begins again."""
+    left = iter(range(before))
+    loader = rw.Loader(sample_dataset(), micro_batches_per_step=2, transform=lambda m: (next(left), m)[1])
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        batches(loader)
+    cursor = loader.state_dict()["cursor"]
+    assert (cursor["trained"], cursor["skipped"]) == (6 * (before // 2), 0)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

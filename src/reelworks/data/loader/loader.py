@@ -206,9 +206,8 @@ class Loader(IterableDataset[Step]):
             try:
                 restored = resume.resume(self.dataset, spec, self._run or RunFolder(Path()), cursor, *clips)
             except UserError as error:
-                if error.code != "record-missing":
-                    raise
-                raise loader_state.data_changed(self.dataset, spec, cursor, error) from None
+                is_lost = error.code == "record-missing"
+                raise (loader_state.data_changed(self.dataset, spec, cursor, error) if is_lost else error) from None
         elif (unbegun := resume.without_record(self.dataset, spec, cursor)) is not None:
             restored = unbegun
         else:
@@ -246,17 +245,16 @@ class Loader(IterableDataset[Step]):
     def _finished(self, micro_batch: MicroBatch) -> MicroBatch:
         """Return a micro-batch with access to the catalog, and transformed."""
         micro_batch = replace(micro_batch, _rows=self.dataset.metadata)
-        if self._transform is None:
-            return micro_batch
-        made = self._transform(micro_batch)
+        made = micro_batch if self._transform is None else self._transform(micro_batch)
         if (
             isinstance(made, MicroBatch)
             and made.request is micro_batch.request
-            and len(made.frames) == len(micro_batch.frames)
+            and getattr(made.frames, "shape", ())[:1] == micro_batch.frames.shape[:1]
+            and (made.is_valid is micro_batch.is_valid or torch.equal(made.is_valid.cpu(), micro_batch.is_valid.cpu()))
         ):
             return made
         raise UserError(
-            f"it returned {made!r:.100}, not the micro-batch with changed frames",
+            f"it returned a {type(made).__name__} that is not the micro-batch with changed frames alone",
             code="transform-result-invalid",
             field="transform",
             value=getattr(self._transform, "__name__", self._transform),

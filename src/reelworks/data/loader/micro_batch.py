@@ -232,8 +232,8 @@ def valid_clips(request: MicroBatchRequest, failures: Mapping[int, str]) -> tupl
 
 
 def one_step(stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
-    """Yield the micro-batches of the next step, and leave those behind it in the stream."""
-    for micro_batch in stream:
-        yield micro_batch
+    """Yield the micro-batches of the next step, and leave those behind it in the stream, which may not end within a step."""
+    while True:
+        yield (micro_batch := next(stream))  # a RuntimeError at the end, as after a StopIteration of a transform
         if micro_batch.request.ends_step:
             return
