@@ -154,7 +154,7 @@ def plain(value: Any) -> Any:
 
 
 def _read_file(value: Any) -> str:
-    if isinstance(value, str | os.PathLike) and isinstance(file := os.fspath(value), str) and file:
+    if isinstance(file := os.fspath(value), str) and file and "\0" not in file:
         return file
     raise TypeError
 

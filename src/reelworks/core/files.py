@@ -108,7 +108,7 @@ def append_json_line(path: Path, value: Any, *, is_whole: bool = False) -> None:
     A file with several hard links, as in snapshots, is replaced by one of its own. With `is_whole`, the caller has appended
     to it before.
     """
-    line = (to_json(value) + "\n").encode()
+    line = (to_json(value) + "\n").encode(errors="backslashreplace")  # a lone surrogate, as JSON escapes it
     if not is_whole and path.exists():
         if path.stat().st_nlink > 1:
             write_bytes(path, path.read_bytes())

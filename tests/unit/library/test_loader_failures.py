@@ -248,3 +248,15 @@ def test_a_storage_that_is_away_ends_loading_before_the_step(
         answers["now"] = True
     assert set(found.values()) == {1}
     assert len(found) == counts(loaders[0])[1] == 11
+
+
+def test_a_failure_of_any_words_is_recorded(footage: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "reelworks")  # no process of tests can send such words to another
+
+    def failing(path: str, numbers: list[int]) -> None:
+        raise ValueError("\ud800 is no character")
+
+    loader = rw.Loader(dataset_of(footage), record_to=tmp_path / "run", max_decode_failures=1.0, decoder=failing)
+    assert sum(len(list(step)) for step in loader) > 0
+    lines = files.read_json_lines(tmp_path / "run" / "coverage" / "epoch-000000.jsonl")
+    assert {line["reason"] for line in lines} == {"ValueError: \ud800 is no character"}
