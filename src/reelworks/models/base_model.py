@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from reelworks.core import digests, user_files
 from reelworks.core.errors import UserError
+from reelworks.data.checkpoint import safetensors_header
 from reelworks.models import hub
 from reelworks.models.storage import stored_weights
 
@@ -51,7 +51,7 @@ def digest(state: Mapping[str, Tensor]) -> str:
         value = stored_weights.value(state[name]).contiguous()
         value = value.float() if value.is_floating_point() else value
         running.update(f"{name}:{tuple(value.shape)};".encode())
-        running.update(value.flatten().view(torch.uint8).cpu().numpy().data)
+        running.update(safetensors_header.raw(value).cpu().numpy().data)
     return running.hexdigest()
 
 

@@ -153,9 +153,9 @@ def _is_array(leaf: object) -> bool:
 def _bytes(leaf: Any) -> bytes:
     """Return the bytes of a value, by which NaN equals NaN and -0.0 is not 0.0."""
     if hasattr(leaf, "detach"):  # numpy knows no bfloat16
-        import torch
+        from reelworks.data.checkpoint import safetensors_header
 
-        return bytes(leaf.flatten().view(dtype=torch.uint8).cpu().numpy().tobytes())
+        return bytes(safetensors_header.raw(leaf).cpu().numpy().tobytes())
     return bytes(leaf.tobytes()) if _is_array(leaf) else repr(leaf).encode()
 
 

@@ -14,6 +14,7 @@ from refused import refused
 from torch import Tensor, nn
 
 import reelworks as rw
+from reelworks.data.checkpoint import tree
 
 Make = Callable[[Iterable[nn.Parameter]], Any]
 
@@ -202,3 +203,25 @@ def test_other_groups_are_refused_before_anything_is_loaded(tmp_path: Path) -> N
     with refused("checkpoint-state-differs", "optimizer", says=r"groups of \[4\] weights, this one of \[2\]"):
         store.load_latest(other.state)
     assert_equal(dict(other.model.state_dict()), before)
+
+
+def test_an_optimizer_for_each_weight_is_found_in_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As loops have them that step in the backward pass; a pass for each takes minutes for hundreds."""
+    passes, leaves = [0], tree.leaves
+
+    def counted(node: Any, path: tree.Path = ()) -> Any:
+        passes[0] += not path
+        return leaves(node, path)
+
+    seen = []
+    monkeypatch.setattr(tree, "leaves", counted)
+    for number in (2, 20):
+        store = rw.CheckpointStore(tmp_path / str(number))
+        optimizers = [torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1 * i) for i in range(number)]
+        store.save(1, {"all": optimizers})
+        others = [torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=9.0) for _ in range(number)]
+        passes[0] = 0
+        store.load_latest({"all": others})
+        seen.append(passes[0])
+        assert [other.param_groups[0]["lr"] for other in others] == [0.1 * i for i in range(number)]
+    assert seen[0] == seen[1]

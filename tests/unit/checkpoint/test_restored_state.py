@@ -404,6 +404,7 @@ def test_a_module_without_memory_is_refused(tmp_path: Path) -> None:
         torch.zeros(3, 1, dtype=torch.complex64).expand(3, 2)[:, 0],
         torch.zeros(3, dtype=torch.complex64).conj(),
         torch.zeros(3, 2, dtype=torch.complex64).T[0],
+        torch.zeros(6, dtype=torch.complex64)[::2],
     ],
 )
 def test_a_tensor_is_restored_into_any_view(tmp_path: Path, live: Tensor) -> None:
@@ -415,6 +416,35 @@ def test_a_tensor_is_restored_into_any_view(tmp_path: Path, live: Tensor) -> Non
     assert state["x"].tolist() == saved.tolist()
     assert state["inside"][0].tolist() == saved.conj().imag.tolist()
     assert (state["x"] is live) == (live.stride() != (0,))
+
+
+@pytest.mark.parametrize("memory", [torch.zeros(16), torch.zeros(16, dtype=torch.complex64).conj(), np.zeros(16)])
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (3, 2), (2, 2)])
+@pytest.mark.parametrize("strides", [(0, 0), (1, 1), (2, 1), (1, 3), (5, 3), (5, 4)])
+def test_values_come_back_into_any_strides_and_from_them(
+    tmp_path: Path, memory: Any, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    """Also where numbers share memory, which cannot hold what was saved, and where one number has a stride."""
+    if isinstance(memory, Tensor):
+        live = memory.clone().as_strided(shape, strides[: len(shape)])
+        saved: Any = torch.arange(1.0, 1 + math.prod(shape)).reshape(shape).to(memory.dtype)
+    else:
+        of_bytes = tuple(stride * memory.itemsize for stride in strides[: len(shape)])
+        live = np.lib.stride_tricks.as_strided(memory.copy(), shape, of_bytes)
+        saved = np.arange(1.0, 1 + math.prod(shape)).reshape(shape)
+    store = rw.CheckpointStore(tmp_path)
+    store.save(1, {"x": saved, "view": live})
+    state = {"x": live}
+    assert store.read(1)["view"].tolist() == live.tolist()
+    store.load(1, state)
+    assert state["x"].tolist() == saved.tolist()
+
+
+def test_an_object_that_takes_another_state_is_told(tmp_path: Path) -> None:
+    store, enabled = rw.CheckpointStore(tmp_path), torch.amp.GradScaler("cpu")
+    store.save(1, {"scaler": torch.amp.GradScaler("cpu", enabled=False)})
+    with refused("checkpoint-state-differs", "GradScaler", says="empty"):
+        store.load_latest({"scaler": enabled})
 
 
 def test_a_lazy_module_takes_the_shapes_that_were_saved(tmp_path: Path) -> None:

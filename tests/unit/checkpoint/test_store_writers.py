@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -195,3 +197,33 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_anew_and_not_cal
         assert read > at
         assert state["x"].tolist() == [2.0 * at + 1] * 9
     assert "skipped" not in caplog.text
+
+
+def test_a_handler_of_a_signal_may_save_while_a_save_is_under_way(store: rw.CheckpointStore) -> None:
+    """As one does that saves before the program is ended."""
+
+    class Interrupted:
+        def state_dict(self) -> dict[str, int]:
+            signal.raise_signal(signal.SIGINT)
+            return {"a": 1}
+
+        def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+    former = signal.signal(signal.SIGINT, lambda *_: store.save(5, {"part": {"a": 2}}))
+    try:
+        store.save(5, {"part": Interrupted()})
+    finally:
+        signal.signal(signal.SIGINT, former)
+    assert store.read(5) == {"part": {"a": 1}}
+    assert store.steps() == [5]
+
+
+def test_what_no_file_system_takes_is_no_path() -> None:
+    with refused("argument-invalid", "root"):
+        rw.CheckpointStore("a\0b")
+
+
+@pytest.mark.parametrize("value", [10**400, torch.ones(2), torch.ones(1, device="meta"), None, 1j])
+def test_what_is_no_number_is_no_metric(tmp_path: Path, value: Any) -> None:
+    with refused("metric-invalid", "metrics"):
+        rw.CheckpointStore(tmp_path).save(1, {}, metrics={"loss": value})

@@ -101,7 +101,7 @@ class NewAdapterFile:
         """Add a tensor of any type as it is."""
         with files.writing(_FIELD, self.target):
             self._entries[name] = TensorRange(name, value.dtype, tuple(value.shape)), self._spool.tell()
-            self._spool.write(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            self._spool.write(safetensors_header.raw(value).numpy().data)
 
     def add_layer(self, stem: str, named: Mapping[str, Tensor], layer: WrittenLayer, dtype: torch.dtype) -> None:
         """Add the tensors of a layer by their names in the file; alphas, which are counts, stay in float32."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,16 +68,15 @@ def load(path: Path, state: MutableMapping[str, Any] | Mapping[str, Any], *, fix
     values = collectives.each(lambda: _decoded(nodes, tensors))
     for part, live in state.items():
         restored = _put(live, values[part])
-        if restored is live:
-            continue
-        if not isinstance(state, MutableMapping):
+        if isinstance(state, MutableMapping):
+            state[part] = restored
+        elif restored is not live:
             raise UserError(
                 "its restored value cannot be put into the state, which is no dict",
                 code="state-not-mutable",
                 field=part,
                 remedy="give a dict, and take the value from there afterwards",
             )
-        state[part] = restored
 
 
 def load_newest(
@@ -237,20 +237,24 @@ def _destinations(
             into |= {
                 wanted[p]: tensor
                 for p, tensor in own.items()
-                if shapes.get(p) == tuple(tensor.shape) and _takes_values(tensor)
+                if shapes.get(p) == tuple(tensor.shape) and _takes_values(tensor.shape, tensor.stride())
             }
         if fixed:
             _require_same(path, part, live.tensors, shapes)
-        for place, optimizer in live.optimizers.items():
-            places = (p[len(place) :] for p, _ in tree.leaves(node) if p[: len(place)] == place)
-            restored_optimizer.require_same_groups(optimizer, places, ".".join(map(str, (part, *place))))
-            mine = {p[len(place) :]: name for p, name in wanted.items() if p[: len(place)] == place}
-            into |= restored_optimizer.like_weights(optimizer, mine, stored.tensors)
+        inside: dict[tree.Path, dict[tree.Path, str | None]] = {place: {} for place in live.optimizers}
+        for p, leaf in tree.leaves(node) if inside else ():
+            for depth in range(len(p) + 1):  # in one pass: some loops have an optimizer for each weight
+                if p[:depth] in inside:
+                    inside[p[:depth]][p[depth:]] = tree.tensor_of(leaf)
+        for place, mine in inside.items():
+            restored_optimizer.require_same_groups(live.optimizers[place], mine, ".".join(map(str, (part, *place))))
+            tensors = {p: name for p, name in mine.items() if name is not None}
+            into |= restored_optimizer.like_weights(live.optimizers[place], tensors, stored.tensors)
         for place, name in wanted.items():
             if (tensor := live.tensors.get(place)) is not None and tuple(tensor.shape) == shapes[place]:
                 # A new one that is placed alike if the values would have to be cast.
                 dtype = tensor.dtype if fixed else stored.tensors[name].dtype
-                is_place = tensor.dtype == dtype and _takes_values(tensor)
+                is_place = tensor.dtype == dtype and _takes_values(tensor.shape, tensor.stride())
                 into.setdefault(name, tensor if is_place else torch.empty_like(tensor, dtype=dtype))
         into |= {name: _new(stored.tensors[name]) for name in tree.tensor_names(node) - into.keys()}
     return into
@@ -336,7 +340,8 @@ def _put(live: Any, value: Any) -> Any:
     if isinstance(live, Tensor) and isinstance(value, Tensor):
         return _put_tensor(live, value)
     if isinstance(live, np.ndarray) and isinstance(value, np.ndarray):
-        if (live.shape, live.dtype, live.flags.writeable) == (value.shape, value.dtype, True):
+        is_alike = (live.shape, live.dtype, live.flags.writeable) == (value.shape, value.dtype, True)
+        if is_alike and _takes_values(live.shape, live.strides, live.itemsize):
             live[...] = value
             return live
         return value
@@ -368,16 +373,16 @@ def _is_alike(live: Any, value: Any) -> bool:
     return type(live) is type(value) and all(getattr(live, key, 0) == getattr(value, key, 0) for key in settings)
 
 
-def _takes_values(tensor: Tensor) -> bool:
-    """Whether a tensor can be filled: each of its numbers has memory of its own, as in none that is expanded."""
-    return 0 not in (stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
+def _takes_values(shape: Iterable[int], strides: Iterable[int], own: int = 1) -> bool:
+    """Whether a tensor can be filled: each of its numbers has memory of its own, as in none that is expanded or unfolded."""
+    steps = sorted((abs(stride), size - 1) for stride, size in zip(strides, shape, strict=True) if size > 1)
+    filled = accumulate((stride * more for stride, more in steps), initial=own)  # behind the dimensions before
+    return all(stride >= behind for (stride, _), behind in zip(steps, filled, strict=False))
 
 
 def _put_tensor(live: Tensor, value: Tensor) -> Tensor:
-    if value is live:
-        return live
     is_alike = (live.shape, live.dtype, live.device) == (value.shape, value.dtype, value.device)
-    if not is_alike or live.is_meta or not _takes_values(live):
+    if value is live or not is_alike or live.is_meta or not _takes_values(live.shape, live.stride()):
         return value
     with torch.no_grad():
         live.copy_(value)
@@ -390,13 +395,11 @@ def _load_object(live: Any, saved: ObjectState) -> Any:
     try:
         tree.set_state(live, saved.state)
     except RuntimeError as error:
-        if not isinstance(live, nn.Module):
-            raise
         raise UserError(
-            f"the module does not take what was saved ({error})",
+            f"it does not take what was saved ({error})",
             code="checkpoint-state-differs",
             field=type(live).__name__,
-            remedy="load it into a module of the same settings, or choose another checkpoint",
+            remedy="load it into one of the same settings, or choose another checkpoint",
         ) from error
     if isinstance(live, torch.optim.Optimizer):
         restored_optimizer.put_back(live, saved)

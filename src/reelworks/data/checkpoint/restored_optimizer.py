@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ def like_weights(
     return placed
 
 
-def require_same_groups(optimizer: Optimizer, places: Iterator[tree.Path], part: str) -> None:
+def require_same_groups(optimizer: Optimizer, places: Iterable[tree.Path], part: str) -> None:
     """Refuse a state whose parameter groups have other numbers of weights; `places` are those of all its values."""
     saved: Counter[int] = Counter()
     for place in places:
@@ -90,14 +90,12 @@ def _exact(now: Any, saved: Any, same_dtype: bool) -> Any:
         is_cast = isinstance(now, Tensor) and now.dtype != saved.dtype
         return saved.to(now.device) if is_cast and (same_dtype or not saved.is_floating_point()) else now
     if isinstance(saved, dict):
-        if isinstance(now, dict):
-            for key in now.keys() & saved.keys():
-                now[key] = _exact(now[key], saved[key], same_dtype)
+        for key in now.keys() & saved.keys() if isinstance(now, dict) else ():
+            now[key] = _exact(now[key], saved[key], same_dtype)
         return now
     if isinstance(saved, list | tuple):
-        if type(now) is not type(saved) or len(now) != len(saved):
-            return now
-        return type(saved)(_exact(a, b, same_dtype) for a, b in zip(now, saved, strict=True))
+        is_alike = type(now) is type(saved) and len(now) == len(saved)
+        return type(saved)(_exact(a, b, same_dtype) for a, b in zip(now, saved, strict=True)) if is_alike else now
     return saved
 
 

@@ -26,6 +26,12 @@ DTYPES = {
 }  # those that common readers know
 
 
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor, `[N]` uint8 on its device: a view, unless its values lie apart or in another order."""
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous()  # of one number it may have any stride
+    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
+
+
 @dataclass(frozen=True)
 class TensorRange:
     """A tensor that will be written, with its dtype and shape in the file."""

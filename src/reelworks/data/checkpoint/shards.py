@@ -130,8 +130,7 @@ class Shards:
                 begin, checksum = stream.tell(), digests.running()
                 data = self._planner.resolve_data(item)
                 assert isinstance(data, Tensor)
-                flat = data.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-                for piece in _pieces(memoryview(flat.view(torch.uint8).numpy().data)):
+                for piece in _pieces(safetensors_header.raw(data.cpu()).numpy().data):
                     checksum.update(piece)
                     stream.write(piece)
                 offset, shape = _place(item)
@@ -224,7 +223,7 @@ def _read_chunk(
     direct = is_plain and len(items) == 1 and tuple(items[0].lengths) == chunk.shape
     data = first if direct else torch.empty(chunk.shape, dtype=stored.dtype, device="cpu")
     checksum, at = digests.running(), chunk.begin
-    for piece in _pieces(data.reshape(-1).view(torch.uint8).numpy().data):
+    for piece in _pieces(safetensors_header.raw(data).numpy().data):
         _read_exactly(file, piece, at)
         checksum.update(piece)
         at += len(piece)

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from reelworks.core import digests, retry, storage
 from reelworks.core.errors import UserError
-from reelworks.data.checkpoint import manifest, names, tree
+from reelworks.data.checkpoint import manifest, names, safetensors_header, tree
 from reelworks.data.checkpoint.manifest import BadCheckpoint, FileEntry
 from reelworks.data.checkpoint.shards import Index, StoredTensor, TensorChunk
 from reelworks.data.checkpoint.tree import Node, TreeEncoder
@@ -97,7 +97,7 @@ def _print(tensor: Tensor) -> str:
     text = f"{tensor.dtype} {tuple(tensor.shape)}"
     if isinstance(tensor, DTensor):
         return text
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    flat = safetensors_header.raw(tensor)
     if flat.device.type == "cpu":
         return f"{text} = {digests.of_bytes(flat.numpy().data)}"
     words = flat.view(torch.int32) if len(flat) % 4 == 0 else flat

@@ -46,7 +46,7 @@ class _Held(NamedTuple):
 
 # By the lock's file: all stores of a process that share a folder share its lock.
 _locks: dict[Path, _Held] = {}
-_one_at_a_time = threading.Lock()
+_one_at_a_time = threading.RLock()  # a handler of a signal may save within a save
 
 
 @atexit.register
@@ -244,7 +244,7 @@ def _require_parts(state: Any) -> None:
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     try:
         return {str(name): float(value) for name, value in metrics.items()}
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise UserError(
             f"a metric is no number ({error})",
             code="metric-invalid",

@@ -13,7 +13,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-import torch
 from torch import Tensor
 
 from reelworks.core import files, storage, system
@@ -80,7 +79,7 @@ def _write_one(
     for entry in entries:
         tensor = next(source)
         assert (tensor.dtype, tuple(tensor.shape)) == (entry.dtype, entry.shape), entry.name
-        file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        file.write(safetensors_header.raw(tensor.cpu()).numpy().data)
 
 
 def temporary_name(path: Path) -> Path:

@@ -35,6 +35,7 @@ from torch import Tensor
 from reelworks.core import digests, files, storage, units
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
+from reelworks.data.checkpoint import safetensors_header
 from reelworks.data.run import lock
 from reelworks.training.encoding import values
 from reelworks.training.encoding.request_key import TEXT, Wanted, key_words
@@ -405,7 +406,7 @@ def _shard(values: Iterable[tuple[Wanted, Tensor]]) -> tuple[list[dict[str, Any]
     """Return the descriptions and the bytes of a shard."""
     tensors, rows = dict[str, Tensor](), dict[str, dict[str, Any]]()
     for wanted, value in values:
-        raw = value.reshape(-1).view(torch.uint8).numpy()
+        raw = safetensors_header.raw(value).numpy()
         tensors[wanted.key] = value
         rows[wanted.key] = {
             **{field: getattr(wanted, field) for field in _WANTED},

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from reelworks.core.shape import Shape
 from reelworks.data.catalog.sources import SOUNDS, SOURCES
+from reelworks.data.checkpoint import safetensors_header
 from reelworks.models.api import TextEmbedding
 from reelworks.training.encoding import conditioning
 from reelworks.training.encoding.conditioning import CLIP
@@ -67,7 +68,7 @@ def pack(embedding: TextEmbedding) -> Tensor:
     sizes = [len(mask_L), len(kept), tokens_LD.shape[1], len(pooled)]
     flags = [int(part.dtype == torch.bfloat16) for part in (kept, pooled)]
     parts = [torch.tensor(sizes + flags, dtype=torch.int64), mask_L, kept, pooled]
-    return torch.cat([part.contiguous().reshape(-1).view(torch.uint8) for part in parts if part.numel()])
+    return torch.cat([safetensors_header.raw(part) for part in parts if part.numel()])
 
 
 def unpack(packed: Tensor) -> TextEmbedding:
