@@ -29,9 +29,9 @@ PARTS = {
     "core": Part(("core",), 2_650, 1_600),
     "data": Part(("data",), 16_124, 12_400),
     # What a training needs beside it.
-    "models": Part(("models",), 11_013, 8_600),
-    "training": Part(("training",), 12_573, 9_700),
-    "inference": Part(("inference",), 2_674, 2_400),
+    "models": Part(("models",), 11_011, 8_600),
+    "training": Part(("training",), 12_567, 9_700),
+    "inference": Part(("inference",), 2_673, 2_400),
     "commands": Part(("commands",), 1_521, 1_200),
     "reports": Part(("reports",), 1_411, 1_250),
     "quickstart": Part(("quickstart",), 840, 500),
