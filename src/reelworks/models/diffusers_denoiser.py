@@ -33,10 +33,7 @@ from reelworks.models.recompute import Recompute
 from reelworks.models.storage import nf4_files, scaled_weights, stored_weights, weights
 
 _COMFYUI = "model.diffusion_model."  # prefix of every key in ComfyUI's files
-_TOLD_BY_SHAPES = {
-    "in_channels",
-    "sample_size",
-}  # of which the first may grow by companions, and the second changes nothing
+_MAY_DIFFER = {"in_channels", "sample_size"}  # the first grows by companions, and the second changes nothing
 Predict = Callable[[Any, DenoiserInputs, Any], Tensor]
 PredictBoth = Callable[[Any, DenoiserInputs, Any], tuple[Tensor, Tensor]]
 
@@ -193,9 +190,11 @@ class DiffusersNetwork:
         part_there = part or config.network.files.folder or config.network.part
         stated = weights.config(source, "model.weights", part_there) or {}
         sizes = {k: [*v] if isinstance(v, tuple) else v for k, v in config.model_dump().items()}
-        differing = {k for k in sizes.keys() - _TOLD_BY_SHAPES if stated.get(k) not in (None, sizes[k])}
+        differing = {k for k in sizes.keys() - _MAY_DIFFER if stated.get(k) not in (None, sizes[k])}
         if told := ", ".join(f"{key} = {stated[key]!r}" for key in sorted(differing)):
-            logger.warning(f"model.weights = {source!r}: its config has {told}, and the network of model.name not")
+            logger.warning(
+                f"model.weights = {source!r}: its config has {told}, unlike model.name; choose the model that they are of"
+            )
         state = weights.read(source, part=part_there, keep_codes=True)
         is_mapped = any(parameter.is_meta for parameter in module.parameters())
         with weights.telling("model.weights", source):

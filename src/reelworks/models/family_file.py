@@ -92,4 +92,6 @@ def _merged(values: _Values, own: _Values) -> _Values:
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
-    return tuple(map(_plain, value)) if isinstance(value, list) else None if value == toml_none.WORD else value
+    if isinstance(value, list):
+        return tuple(map(_plain, value))
+    return None if value == toml_none.WORD else value

@@ -105,6 +105,16 @@ def place_at(path: Path, before: Callable[[int, str], None] = lambda call, name:
     return RemoteFilesystem(Storage(before), str(path), str(path))
 
 
+def dying_from(at: int) -> Callable[[int, str], None]:
+    """Return what ends each call to a storage from that number on, as when the process or the network died there."""
+
+    def die(call: int, name: str) -> None:
+        if call >= at:
+            raise OSError("dead")
+
+    return die
+
+
 def mirror_of(run: RunFolder, place: RemoteFilesystem, told: Told | None = None, **keys: Any) -> Mirror:
     config = MirrorConfig(url=place.url, **keys)
     return Mirror(place, run, config, (told or Told()).event)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from checkpoint_helpers import write_plain
 from fsspec.implementations.memory import MemoryFileSystem
-from mirror_helpers import Told, content, copy, logged, mirror_of, new_run, place_at, shown
+from mirror_helpers import Told, content, copy, dying_from, logged, mirror_of, new_run, place_at, shown
 from refused import refused
 
 from reelworks.core import digests
@@ -202,12 +202,7 @@ def test_wherever_an_upload_dies_no_half_checkpoint_is_shown(tmp_path: Path, tor
         if torn and names[at] not in ("put_file", "pipe_file"):
             continue
         there = tmp_path / str(at)
-
-        def die(call: int, name: str, at: int = at) -> None:
-            if call > at or (call == at and not torn):
-                raise OSError("dead")
-
-        place = place_at(there, die)
+        place = place_at(there, dying_from(at + torn))
         if torn:
             _tear(place, at)
         history(place)
@@ -359,14 +354,8 @@ def test_a_former_save_of_the_step_never_lends_its_manifest(tmp_path: Path) -> N
     at, kinds = 0, ["unmirrored"]
     while "unmirrored" in kinds:
         at += 1
-        there = tmp_path / str(at)
-        shutil.copytree(tmp_path / "0", there)
-
-        def die(call: int, name: str, at: int = at) -> None:
-            if call >= at:
-                raise OSError("dead")
-
-        kinds = copy(run, place_at(there, die), 100).kinds()
+        there = Path(shutil.copytree(tmp_path / "0", tmp_path / str(at)))
+        kinds = copy(run, place_at(there, dying_from(at)), 100).kinds()
         for step in shown(place_at(there)):
             verify(there / folder_of(step), full=True)
     assert at > 10
@@ -387,14 +376,8 @@ def test_while_a_step_is_saved_anew_the_one_that_training_began_from_stays(tmp_p
     at, kinds = 0, ["unmirrored"]
     while "unmirrored" in kinds:
         at += 1
-        there = tmp_path / str(at)
-        shutil.copytree(tmp_path / "0", there)
-
-        def die(call: int, name: str, at: int = at) -> None:
-            if call >= at:
-                raise OSError("dead")
-
-        kinds = copy(run, place_at(there, die), 200, **of_one).kinds()
+        there = Path(shutil.copytree(tmp_path / "0", tmp_path / str(at)))
+        kinds = copy(run, place_at(there, dying_from(at)), 200, **of_one).kinds()
         assert shown(place_at(there))
     assert at > 10
 
@@ -454,15 +437,9 @@ def test_wherever_setting_aside_dies_the_manifest_is_there_under_one_of_its_name
     at, is_done = 0, False
     while not is_done:
         at += 1
-        there = tmp_path / str(at)
-        shutil.copytree(tmp_path / "0", there)
-
-        def die(call: int, name: str, at: int = at) -> None:
-            if call >= at:
-                raise OSError("dead")
-
+        there = Path(shutil.copytree(tmp_path / "0", tmp_path / str(at)))
         with suppress(OSError):
-            is_done = place_at(there, die).set_aside(100)
+            is_done = place_at(there, dying_from(at)).set_aside(100)
         after = place_at(there)
         assert data in (after.manifest_data(100), after.read(f"{folder_of(100)}/{ABANDONED}"))
         after.remove_leftovers()
@@ -580,14 +557,9 @@ def test_wherever_an_upload_breaks_off_no_marker_names_files_that_are_not_there(
     files.push(counted, run, "token")
     complete, marked = content(tmp_path / "0").keys(), 0
     for dead_from in range(2, counted._fs.calls + 1):
-
-        def die(call: int, name: str, dead_from: int = dead_from) -> None:
-            if call >= dead_from:
-                raise TimeoutError(name)
-
         there = tmp_path / str(dead_from)
-        with suppress(TimeoutError):
-            files.push(place_at(there, die), run, "token")
+        with suppress(OSError):
+            files.push(place_at(there, dying_from(dead_from)), run, "token")
         found = content(there).keys() if there.exists() else set()
         for marker in (name for name in found if Path(name).name in ("catalog.json", "about.json")):
             marked += 1

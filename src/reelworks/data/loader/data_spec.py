@@ -94,9 +94,7 @@ class DataSpec:
 
 
 # Only the buckets that result from these are digested; what recomputation changes is in the costs.
-_BUCKET_SEARCH = {
-    *["entries", "max_tokens", "max_batch_size", "batch_size", "tuned", "gradient_checkpointing", "token_families"]
-}
+_BUCKET_SEARCH = {"entries", "batch_size", "max_batch_size", "max_tokens", "token_families", "tuned"}
 # Clips that lack a companion, and how videos are cut, are covered by the catalog's digest.
 _NOT_OF_A_PLAN = {
     *SHOWING,
@@ -123,7 +121,7 @@ def plan_digest(spec: DataSpec, table: BucketTable, exclude_list: ExcludeList) -
     return digests.digest_json(
         [
             [[b.name, *b.shape.__dict__.values(), b.batch_size] for b in table.buckets],
-            table.config.model_dump(exclude=_BUCKET_SEARCH),
+            table.config.model_dump(exclude={*_BUCKET_SEARCH, "gradient_checkpointing"}),
             # What a degree changes in a plan is in the batch sizes of its specification, and those of clips in the buckets.
             [[entry.resolution, entry.frames(), entry.keep_probs()] for entry in table.given],
             spec.data.frame_interval,

@@ -206,8 +206,9 @@ class Loader(IterableDataset[Step]):
             try:
                 restored = resume.resume(self.dataset, spec, self._run or RunFolder(Path()), cursor, *clips)
             except UserError as error:
-                is_lost = error.code == "record-missing"
-                raise (loader_state.data_changed(self.dataset, spec, cursor, error) if is_lost else error) from None
+                if error.code != "record-missing":
+                    raise
+                raise loader_state.data_changed(self.dataset, spec, cursor, error) from None
         elif (unbegun := resume.without_record(self.dataset, spec, cursor)) is not None:
             restored = unbegun
         else:

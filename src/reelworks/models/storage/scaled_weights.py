@@ -150,12 +150,8 @@ def _scaled(name: str, value: Tensor, scale: Tensor, group: int) -> Tensor:
     fits = scale.ndim == value.ndim and all(n in (1, of) for n, of in zip(scale.shape, value.shape, strict=True))
     if scale.ndim and not fits:
         raise unsupported(f"{name} is {[*value.shape]}, with scales of {[*scale.shape]}")
-    if (
-        value.dtype.itemsize == 1
-        and value.dtype != torch.bool
-        and value.ndim == 2
-        and (not scale.ndim or scale.shape[1] == 1)
-    ):
+    is_code = value.dtype.itemsize == 1 and value.dtype != torch.bool
+    if is_code and value.ndim == 2 and (not scale.ndim or scale.shape[1] == 1):
         rotated = f" rotated by {group}" if group else ""
         return ScaledWeight((value, scale.expand(len(value), 1)), f"{value.dtype}{rotated}", group).on_meta()
     return value if scale is _ONE else rotate(value.float() * scale, rotation(group, value.device))

@@ -312,7 +312,9 @@ class _Item:
 
 
 def _request(work: MicroBatchRequest, i: int, kind: str) -> Request | SoundRequest | None:
-    return work.requests[i] if kind == CLIP else work.companions[kind][i] if kind in work.companions else None
+    if kind == CLIP:
+        return work.requests[i]
+    return work.companions[kind][i] if kind in work.companions else None
 
 
 def _in_order(

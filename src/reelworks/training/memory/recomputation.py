@@ -188,7 +188,9 @@ def raised(data: RecipeData, cards: Cards) -> tuple[Recomputation, ...]:
 
 def _rank(recomputed: Recomputation) -> float:
     """Return a number that is larger the more is recomputed."""
-    return 0.0 if isinstance(recomputed, str) else float(recomputed) if recomputed else -1.0
+    if isinstance(recomputed, str):
+        return 0.0
+    return float(recomputed) if recomputed else -1.0
 
 
 def lines_of_start(data: RecipeData, of_buckets: Sequence[Recomputation]) -> list[str]:

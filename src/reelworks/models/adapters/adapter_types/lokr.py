@@ -93,7 +93,9 @@ class LoKr(LycorisType):
     def split_layer(self, kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int) -> Layers:
         """Return one stored layer as the target layer; empty if it joins several."""
         place = targets[0].place
-        return {} if place.heights != (1,) else {targets[0].layer: _swap_rows(kinds) if place.swapped else kinds}
+        if place.heights != (1,):
+            return {}
+        return {targets[0].layer: _swap_rows(kinds) if place.swapped else kinds}
 
     def peft_settings(self, adapter: Adapter, layers: Mapping[str, Collection[str]]) -> dict[str, Any]:
         """Return peft's settings for the header of a file."""
