@@ -500,7 +500,9 @@ def test_equal_rows_are_one_clip_and_others_of_a_file_are_refused(folder: Path, 
         "sub/b.png": {"caption": "one", "error": None, "aes": None},
     }
     for key, value in (("text", "two"), ("aes", 4.0), ("aes", None), ("more", "y")):
-        with refused("duplicate-path", says="1 files are in several rows; the first is a.png in rows 1, 3, 5, 6"):
+        with refused(
+            "duplicate-path", says="1 file in several rows that differ; the first is a.png in rows 1, 3, 5, 6"
+        ):
             scanned(write(folder / name, [*rows, row | {key: value}]))
 
 

@@ -222,7 +222,7 @@ def test_a_list_may_give_seconds(footage: Path, tmp_path: Path) -> None:
         (
             [{"start_frame": 0, "end_frame": 5, "aes": i} for i in range(2)],
             "duplicate-path",
-            "1 clips are in several rows",
+            "1 clip in several rows that differ",
         ),
         ([{"start_frame": 5, "end_frame": 5}], "list-row-invalid", "row 1"),
         ([{"start_frame": -1, "end_frame": 5}], "list-row-invalid", "row 1"),

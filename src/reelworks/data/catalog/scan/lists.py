@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from reelworks.core import system
 from reelworks.core.errors import UserError
+from reelworks.core.units import plural
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.data.catalog.scan import list_files, list_tables
@@ -148,7 +149,7 @@ def _once(paths: Any, clips: list[str], source: Source, table: Any = None) -> An
         path = next(iter(differ))
         twice = (np.flatnonzero(as_numpy(pc.equal(paths, path))) + 1).tolist()
         raise ListError(
-            f"{len(differ)} {'clips' if clips else 'files'} are in several rows; the first is {path} in rows {', '.join(map(str, twice[:5]))}",
+            f"{plural(len(differ), 'clip' if clips else 'file')} in several rows that differ; the first is {path} in rows {', '.join(map(str, twice[:5]))}",
             source,
             code="duplicate-path",
             remedy="keep one row for each file, or for each range of one (start_frame, end_frame); to train clips more than once, use dataset.repeats",
