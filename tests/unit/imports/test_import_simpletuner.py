@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 from former_configs import GOLDEN, converted, fates
 from refused import refused
 
@@ -58,10 +59,22 @@ def test_files_are_found_from_the_folder_of_simpletuner(tmp_path: Path) -> None:
     folder = tmp_path / "config" / "mine"
     folder.mkdir(parents=True)
     options, _ = written(folder, {"data_backend_config": "config/mine/multidatabackend.json"})
-    (folder / "config.env").write_text("export TRAINING_NUM_PROCESSES=3\n", encoding="utf-8")
-    made, recipe = converted(tmp_path, options)
+    _, recipe = converted(tmp_path, options)
     assert recipe.dataset[0].path == "pictures"
-    assert "num_processes" in fates(made)  # config.env is read too
+
+
+@pytest.mark.parametrize("suffix", ["json", "toml", "env"])
+def test_of_several_configs_in_a_folder_one_is_trained(tmp_path: Path, suffix: str) -> None:
+    """SimpleTuner loads one of them; of a config.env beside it, only the launch takes its numbers."""
+    variables = "export TRAINING_NUM_PROCESSES=3\nMODEL_FAMILY=flux\nLR_WARMUP_STEPS=7\nUSE_EMA=true\n"
+    (tmp_path / "config.env").write_text(variables, encoding="utf-8")
+    (tmp_path / "config.json").write_text(json.dumps({**FLUX, "seed": 5}), encoding="utf-8")
+    (tmp_path / "config.toml").write_text(tomli_w.dumps({**FLUX, "lora_rank": 9}), encoding="utf-8")
+    made, _ = converted(tmp_path, tmp_path / f"config.{suffix}")
+    given = {key.key for key in made.keys if "(a default of" not in key.remark}
+    own = {"json": {"seed"}, "toml": {"lora_rank"}, "env": {"lr_warmup_steps", "use_ema"}}
+    assert given & set().union(*own.values()) == own[suffix]
+    assert "num_processes" in given
 
 
 def test_variables_of_a_shell(tmp_path: Path) -> None:

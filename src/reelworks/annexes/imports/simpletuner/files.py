@@ -15,7 +15,7 @@ from reelworks.core import user_files
 
 _OPTIONS = ("model_family", "data_backend_config", "model_type", "lora_rank", "train_batch_size")
 _NAMES = tables.table("simpletuner", "names")
-_CONFIGS = ("config.env", "config.toml", "config.json")  # each wins over those before
+_LAUNCH = ("num_processes", "num_machines", "dynamo_backend")
 _LYCORIS = "lycoris_config"
 _TRAINED = ("image", "video")
 
@@ -40,13 +40,13 @@ def read(given: Sequence[ConfigFile]) -> FormerSettings:
     options: dict[str, Any] = {}
     unread: dict[str, str] = {}
     backends: list[Any] | None = None
-    for file in [*_beside(given), *given]:
+    for file in given:
         own = _backends(file) if file.path.suffix.lower() == ".json" else None
         if own is not None:
             backends = own
         else:
             options |= _read_options(file, unread)
-    values: dict[str, Any] = config_files.flatten(options)
+    values: dict[str, Any] = config_files.flatten(_of_launch(given) | options)
     named = options.get("data_backend_config")
     if backends is None and isinstance(named, str) and (found := _named(given, named)) is not None:
         backends = _backends(found)
@@ -63,15 +63,12 @@ def read(given: Sequence[ConfigFile]) -> FormerSettings:
     return FormerSettings(values, unread)
 
 
-def _beside(given: Sequence[ConfigFile]) -> Iterator[ConfigFile]:
-    """Yield the configs that SimpleTuner reads too if one of this name is in their folder."""
-    paths = {file.path for file in given}
-    for file in given:
-        for name in _CONFIGS if file.path.name in _CONFIGS else ():
-            path = file.path.with_name(name)
-            if path not in paths and path.is_file():
-                paths.add(path)
-                yield ConfigFile(path)
+def _of_launch(given: Sequence[ConfigFile]) -> dict[str, Any]:
+    """Return the settings that the launch takes from a config.env, beside a config that has all others."""
+    beside = {file.path.with_name("config.env") for file in given if file.path.name in ("config.json", "config.toml")}
+    files = [ConfigFile(path) for path in beside - {file.path for file in given} if path.is_file()]
+    found = {key: value for file in files for key, value in _of_variables(_variables(file)).items()}
+    return {key: found[key] for key in _LAUNCH if key in found}
 
 
 def _read_options(file: ConfigFile, unread: dict[str, str]) -> dict[str, Any]:
