@@ -207,3 +207,35 @@ def test_a_batch_size_that_is_none_leaves_the_buckets_to_be_proposed(tmp_path: P
     made, recipe = converted(tmp_path, *write(tmp_path, main, toml.parse(DATASET_1.read_text(encoding="utf-8"))))
     assert (recipe.bucket, recipe.buckets.entries) == ([], "auto")
     assert told(made)["directory"][0] == Fate.TO_FILL_IN
+
+
+@pytest.mark.parametrize(
+    ("sizes", "entries", "fate"),
+    [
+        ([[1024, 1024, 1], [512, 512, 81]], {"1024px": 1, "512px": 81}, Fate.TAKEN),
+        ([[640, 352, 33], [352, 640, 33], [480, 480, 33]], {"476px": 33}, Fate.TAKEN),
+        ([[512, 512, 1], [512, 512, 33]], {"512px": [1, 33]}, Fate.TAKEN),
+        ([[512, 512, 81], [1024, 1024, 17]], {"1024px": 17, "512px": 81}, Fate.NOT_POSSIBLE),
+        ([[512, 512, 1], [1024, 1024, 1]], {"810px": 1}, Fate.NOT_POSSIBLE),
+    ],
+)
+@pytest.mark.parametrize("own", [True, False])
+def test_fixed_sizes_are_those_of_their_lengths(
+    tmp_path: Path, sizes: list[list[int]], entries: dict[str, Any], fate: Fate, own: bool
+) -> None:
+    """Pictures of 1024 pixels beside clips of 512 would otherwise meet in clips of 810, which need four times the memory."""
+    model = {"type": "wan", "ckpt_path": "/m/Wan2.1-T2V-14B", "dtype": "bfloat16"}
+    main = {"epochs": 1, "model": model, "adapter": {"type": "lora", "rank": 4}}
+    given = {"size_buckets": sizes}
+    data = {"directory": [{"path": "a", **given}]} if own else {**given, "directory": [{"path": "a"}, {"path": "b"}]}
+    made, recipe = converted(tmp_path, *write(tmp_path, main, data))
+    assert {entry.resolution: entry.num_frames for entry in recipe.bucket} == entries
+    assert told(made)["directory.0.size_buckets" if own else "size_buckets"][0] is fate
+    assert all(each.resolutions is None for each in recipe.dataset)  # which would train a clip at each
+
+
+def test_pictures_of_fixed_sizes_do_not_let_shorter_videos_in() -> None:
+    settings = FormerSettings(flatten({"size_buckets": [[512, 512, 1], [512, 512, 33]], "directory": [{"path": "a"}]}))
+    rules = DIFFUSION_PIPE.buckets(settings, 0)
+    assert rules is not None
+    assert rules.least_frames == 33

@@ -6,8 +6,8 @@ Entries hold for all datasets of a recipe, and a clip takes the largest that it 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.data.buckets import sizes
@@ -23,6 +23,7 @@ class Sizes:
         batch_size: Clips of a batch; None for the default.
         each_length: Whether a video is trained at each of its lengths, and not at the longest that it has.
         is_ladder: Whether a clip takes the largest of the resolutions that it fills, and not each of them.
+        at: Frames of each resolution, if they have not all of them.
     """
 
     resolutions: tuple[str, ...]
@@ -30,6 +31,7 @@ class Sizes:
     batch_size: int | None = None
     each_length: bool = False
     is_ladder: bool = False
+    at: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def is_video(self) -> bool:
@@ -58,7 +60,7 @@ def write(draft: ImportDraft, datasets: Sequence[Sizes], *, draws: bool = False)
     ranked = sorted(entries, key=lambda entry: (not entry[0], -sizes.pixel_budget(entry[1])[0]))
     why = re.sub(r"\.\d+\.", ".*.", draft.key) or "resolution"
     for number, entry in enumerate(ranked):
-        frames = sorted({each for user in entries[entry] for each in user.frames})
+        frames = sorted({each for user in entries[entry] for each in user.at.get(entry[1], user.frames)})
         draft.set(f"bucket.{number}.resolution", entry[1], why)
         draft.set(f"bucket.{number}.num_frames", frames if len(frames) > 1 else frames[0], "")
         if batches := [user.batch_size for user in entries[entry] if user.batch_size is not None]:

@@ -15,10 +15,9 @@ from reelworks.data.buckets.config import MOST_EXTREME
 
 def fill(draft: ImportDraft, directories: Sequence[Directory]) -> str:
     """Put buckets and repeats into a draft, and return what is other here of frames, or ""."""
-    sides = sorted({side for each in directories for side in _sides(each)}, reverse=True)
     here = {each: _legal(draft, each) for each in sorted({n for each in directories for n in _frames(each)})}
-    frames = sorted({taken for taken in here.values() if taken})
-    if not sides or not frames:
+    written = [_sizes(each, here) for each in directories]
+    if not any(each.resolutions for each in written) or not any(here.values()):
         draft.set("buckets.entries", "auto", "the dataset has no sizes")
         return ""
     draft.set("buckets.upscale", True, "small clips are enlarged")
@@ -26,9 +25,7 @@ def fill(draft: ImportDraft, directories: Sequence[Directory]) -> str:
     ratios = sorted({ratio for each in directories for ratio in each.ratios or _ratios_of_sizes(each)})
     legal = [ratio for ratio in ratios if 1 / MOST_EXTREME <= ratio <= MOST_EXTREME] or [1.0]
     draft.set("buckets.aspect_ratios", [f"{ratio:g}:1" for ratio in legal], _why(draft, "ar_buckets", "min_ar"))
-    lengths = [tuple(sorted({taken for n in _frames(each) if (taken := here[n])})) or (1,) for each in directories]
-    names = [tuple(f"{round(side)}px" for side in sorted(_sides(each), reverse=True)) for each in directories]
-    sizes.write(draft, [Sizes(*each) for each in zip(names, lengths, strict=True)])
+    sizes.write(draft, written)
     _set_batches(draft)
     for number, each in enumerate(directories):
         _repeat(draft, number, each)
@@ -77,11 +74,17 @@ def _repeat(draft: ImportDraft, number: int, directory: Directory) -> None:
         draft.set("encode.variants", directory.shuffled, "cache_shuffle_num")
 
 
-def _sides(directory: Directory) -> Sequence[float]:
-    """Return the sides; of fixed sizes, that of their mean area."""
+def _sizes(directory: Directory, here: Mapping[int, int | None]) -> Sizes:
+    """Return the sizes of a directory; of fixed ones, the mean area of those of each length."""
+    own = {n: taken for n in _frames(directory) if (taken := here[n])}
+    frames = tuple(sorted(set(own.values()))) or (1,)
     if not directory.sizes:
-        return directory.sides
-    return (math.sqrt(sum(width * height for width, height, _ in directory.sizes) / len(directory.sizes)),)
+        return Sizes(tuple(f"{round(side)}px" for side in reversed(directory.sides)), frames)
+    at: dict[str, list[int]] = {}
+    for taken in sorted(set(own.values())):
+        areas = [width * height for width, height, n in directory.sizes if own.get(n) == taken]
+        at.setdefault(f"{round(math.sqrt(sum(areas) / len(areas)))}px", []).append(taken)
+    return Sizes(tuple(at), frames, is_ladder=True, at=at)
 
 
 def _frames(directory: Directory) -> set[int]:

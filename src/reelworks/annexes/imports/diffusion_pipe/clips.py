@@ -22,8 +22,8 @@ def buckets(settings: FormerSettings, dataset: int) -> FormerBuckets | None:
         batch = steps * data.batch_size(settings.get("micro_batch_size_per_gpu", 1), values.MOST)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError):
         return None
-    lengths = [frames for _, _, frames in directory.sizes] or [each for each in directory.frames if each > 1]
-    return FormerBuckets(whole_batches=batch, least_frames=min(lengths, default=0))
+    lengths = [frames for _, _, frames in directory.sizes] or directory.frames
+    return FormerBuckets(whole_batches=batch, least_frames=min((each for each in lengths if each > 1), default=0))
 
 
 def caption(settings: FormerSettings, beside: Beside) -> FormerCaption | None:

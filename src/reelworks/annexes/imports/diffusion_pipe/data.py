@@ -57,7 +57,7 @@ def _directory(settings: FormerSettings, number: int) -> Directory:
     def get(name: str, default: Any = None) -> Any:
         return of_directory(settings, number, name, default)
 
-    sizes = tuple(starmap(_size, get("size_buckets") or ()))
+    sizes = tuple(starmap(fixed_size, get("size_buckets") or ()))
     shuffled = values.whole(get("cache_shuffle_num", 0), 0)
     return Directory(
         sides=() if sizes else tuple(sorted({round(_side(each), _DIGITS) for each in _list(get("resolutions", ()))})),
@@ -83,7 +83,8 @@ def _side(value: Any) -> float:
     return values.number(value, 1, 1e5)
 
 
-def _size(width: Any, height: Any, frames: Any) -> tuple[int, int, int]:
+def fixed_size(width: Any, height: Any, frames: Any) -> tuple[int, int, int]:
+    """Return an entry of size_buckets."""
     return values.whole(width, 1, 10**5), values.whole(height, 1, 10**5), values.whole(frames)
 
 

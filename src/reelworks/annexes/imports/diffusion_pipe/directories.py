@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import starmap
 from typing import Any
 
 from reelworks.annexes.imports import datasets, values
+from reelworks.annexes.imports.diffusion_pipe import data
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+
+_SAME_AREA = 1.1  # sizes of one area differ by that much where their sides are multiples of 16 or 32
 
 
 def _control(value: Any, draft: ImportDraft) -> Outcome:
@@ -48,6 +52,19 @@ def _in_buckets(value: Any, draft: ImportDraft) -> Outcome:
     if draft.key.startswith("directory.") and draft.settings.count("directory") > 1:
         return Fate.NOT_POSSIBLE, "all datasets share the [[bucket]] entries, which have these sizes too"
     return Fate.TAKEN, "[[bucket]] entries and buckets.aspect_ratios"
+
+
+def _sizes(value: Any, draft: ImportDraft) -> Outcome:
+    """Tell where fixed sizes become others: an entry has one area for all shapes of a length, and the largest comes first."""
+    areas: dict[int, list[int]] = {}
+    for width, height, frames in starmap(data.fixed_size, value):
+        areas.setdefault(frames, []).append(width * height)
+    if sum(frames > 1 for frames in areas) < 2 and all(max(each) <= _SAME_AREA * min(each) for each in areas.values()):
+        return _in_buckets(value, draft)
+    return Fate.NOT_POSSIBLE, (
+        "[[bucket]] entries with the mean area of each length: a clip takes the largest area that it fills, or each that "
+        "dataset.resolutions names, and there the size of the nearest shape"
+    )
 
 
 def _inherited(set_one: str) -> Rule:
