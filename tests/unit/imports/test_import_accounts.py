@@ -127,18 +127,43 @@ def test_datasets_of_different_sizes_keep_them(tmp_path: Path, trainer: str) -> 
     assert "512" in found["large"][0]
 
 
-@pytest.mark.parametrize("clips", [True, False])
-def test_a_warm_up_that_is_a_share_of_epochs_has_its_steps_counted(tmp_path: Path, clips: bool) -> None:
-    """A quarter of three epochs of four pictures in batches of one is three steps; without the pictures they are to be filled in."""
-    folder = pictures(tmp_path / "mug", 4) if clips else tmp_path / "gone"
+@pytest.mark.parametrize("clips", ["all", "some", "none"])
+def test_a_warm_up_that_is_a_share_of_epochs_has_its_steps_counted(tmp_path: Path, clips: str) -> None:
+    """A quarter of three epochs of eight pictures in batches of one is six steps; without all of the pictures they are to be filled in."""
+    folders = [pictures(tmp_path / name, 4) if clips in known else tmp_path / "gone"
+               for name, known in (("mug", "all some"), ("cup", "all"))]  # fmt: skip
     command = f"{SD} --max_train_epochs 3 --lr_scheduler cosine --lr_warmup_steps 0.25 --learning_rate 1e-4"
-    made, _ = imported(tmp_path, subsets((folder, 512)), ".toml", command)
+    made, _ = imported(tmp_path, subsets(*((folder, 512) for folder in folders)), ".toml", command)
     told = [key for key in made.keys if key.key in ("lr_scheduler", "lr_warmup_steps")]
-    assert ("warmup_steps = 3" in made.text) == clips
+    assert ("warmup_steps = 6" in made.text) == (clips == "all")
     assert {key.key: key.fate for key in told} == {
         "lr_scheduler": Fate.TAKEN,
-        "lr_warmup_steps": Fate.TAKEN if clips else Fate.TO_FILL_IN,
+        "lr_warmup_steps": Fate.TAKEN if clips == "all" else Fate.TO_FILL_IN,
     }
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("trainer", ["sd-scripts", "musubi-tuner", "onetrainer"])
+def test_a_step_that_several_processes_share_makes_a_warm_up_shorter(
+    tmp_path: Path, trainer: str, processes: int
+) -> None:
+    folder = pictures(tmp_path / "mug", 8)
+    options = "--max_train_epochs 4 --lr_scheduler cosine --lr_warmup_steps 0.25"
+    launch = f"accelerate launch --num_processes {processes}"
+    if trainer == "onetrainer":
+        devices = {"multi_gpu": True, "device_indexes": "0,1,2,3"[: 2 * processes - 1]}
+        more = {"epochs": 4, "learning_rate_warmup_steps": 0.25, "learning_rate_scaler": "GLOBAL_BOTH", **devices}
+        _, read = imported(tmp_path, onetrainer(concept(folder), **more), ".json")
+        assert read.train.learning_rate == pytest.approx(1e-4 * processes**0.5)
+    elif trainer == "sd-scripts":
+        _, read = imported(
+            tmp_path, subsets((folder, 512)), ".toml", f"{SD.replace('accelerate launch', launch)} {options}"
+        )
+    else:
+        block = f'[[datasets]]\nresolution = 512\nbatch_size = 1\nimage_directory = "{folder.as_posix()}"\n'
+        command = f"{MUSUBI.replace('python', launch)} {options}"
+        _, read = imported(tmp_path, f'[general]\ncaption_extension = ".txt"\n{block}', ".toml", command)
+    assert read.train.warmup_steps == 8 // processes
 
 
 def test_ai_toolkit_names_no_clip_whose_trigger_is_replaced(tmp_path: Path) -> None:

@@ -98,10 +98,8 @@ def needs_picture(draft: ImportDraft) -> bool:
 def offload(draft: ImportDraft, *, is_quantised: bool) -> Outcome:
     """Keep the blocks in CPU memory, where those of a quantised base cannot be."""
     if is_quantised:
-        return (
-            Fate.NOT_POSSIBLE,
-            'a quantised base stays on the GPU: parallel.offload moves one with lora.base = "bfloat16"',
-        )
+        remark = 'a quantised base stays on the GPU: parallel.offload moves one with lora.base = "bfloat16"'
+        return Fate.NOT_POSSIBLE, remark
     return Fate.TAKEN, f"{draft.set('parallel.offload', True)}, which keeps all blocks in CPU memory"
 
 
@@ -177,8 +175,3 @@ def set_preview_side(draft: ImportDraft, key: str, pixels: Any) -> str:
     """Set `samples.height` or `samples.width` to a size that the model takes."""
     multiple = geometry_of(draft).multiple[key == "samples.width"]
     return draft.set(key, max(int(pixels) // multiple, 1) * multiple)
-
-
-def adds_word(draft: ImportDraft, number: int, word: str) -> str:
-    """Let the captions of a dataset begin with a word."""
-    return draft.set(f"dataset.{number}.caption", f"{as_text(word)} {{text}}")

@@ -67,6 +67,7 @@ class ImportDraft:
         is_default: The setting is not in the config, and has the trainer's default.
         clips: The clips of all datasets, if their folders were scanned.
         epoch_steps: Steps of an epoch here, if they were planned.
+        processes: Number of processes there, of which each has micro-batches of its own, where steps are counted.
         warmup: A warm-up that is a share of all steps, and the setting that it comes from.
         took_data: The folders of `--data` are in the recipe already.
         replaced: What a setting of another dataset had set, in a key that a recipe has once; "" if nothing is lost.
@@ -82,6 +83,7 @@ class ImportDraft:
         self.settings, self.request = settings, request
         self.clips, self.epoch_steps = clips, epoch_steps
         self.warmup: tuple[str, float] | None = None
+        self.processes = 1
         self.key, self.is_default = "", False
         self.took_data, self.replaced = False, ""
         self.numbers: tuple[int, ...] = ()

@@ -96,10 +96,10 @@ class Scan:
         )
 
 
-def plan(data: RecipeData) -> Plan:
-    """Return the plan of the first epoch on one process."""
+def plan(data: RecipeData, processes: int) -> Plan:
+    """Return the plan of the first epoch, with steps of as many processes."""
     train = data.recipe.train
-    size = train.micro_batches_per_step or train.gradient_accumulation_steps
+    size = train.micro_batches_per_step or train.gradient_accumulation_steps * processes
     return analysis_plan.plan(data, micro_batches_per_step=size, world_size=1)
 
 

@@ -149,8 +149,8 @@ def _account(
         made = _Converted.from_draft(trainer, ImportDraft(settings, request, scan.clips))
         try:
             data = scan.open(made.recipe)
-            planned = former.plan(data)
-            if rates.lacks_steps(made.draft):
+            planned = former.plan(data, made.draft.processes)
+            if rates.lacks_steps(made.draft) and not scan.missing:
                 made = _Converted.from_draft(trainer, ImportDraft(settings, request, scan.clips, planned.steps))
             account = former.account(trainer, settings, scan, data, planned)
             return made, account, "" if account is not None else _SILENT.format(trainer.name)

@@ -10,15 +10,16 @@ from reelworks.annexes.imports.rules import Fate, ImportedKey
 _WARMUP = "train.warmup_steps"
 
 
-def share(draft: ImportDraft, part: float) -> str:
-    """Let the warm-up take a share of all steps, and return what is to be said of it."""
-    draft.warmup = (draft.key, part)
+def share(draft: ImportDraft, part: float, processes: int) -> str:
+    """Let the warm-up take a share of all steps, which processes share, and return what is to be said of it."""
+    draft.warmup, draft.processes = (draft.key, part), processes
     return f"{part:g} of all steps"
 
 
 def lacks_steps(draft: ImportDraft) -> bool:
     """Return whether the steps of an epoch have to be known."""
-    return draft.warmup is not None and not _has(draft, "max_steps") and _has(draft, "max_epochs")
+    ends = [isinstance(draft.get(f"train.{key}"), int) for key in ("max_steps", "max_epochs")]
+    return draft.warmup is not None and ends == [False, True]
 
 
 def finish(draft: ImportDraft, keys: tuple[ImportedKey, ...]) -> tuple[ImportedKey, ...]:
@@ -41,7 +42,3 @@ def _to_fill_in(key: ImportedKey, part: float) -> ImportedKey:
     return replace(
         key, fate=fate, remark=f"{key.remark}: set {_WARMUP} to the steps that `reelworks plan` tells times {part:g}"
     )
-
-
-def _has(draft: ImportDraft, key: str) -> bool:
-    return isinstance(draft.get(f"train.{key}"), int)

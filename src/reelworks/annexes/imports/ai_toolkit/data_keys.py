@@ -93,7 +93,7 @@ def _control(value: Any, draft: ImportDraft) -> Outcome:
 def _dropout(value: Any, draft: ImportDraft) -> Outcome:
     """Convert the share of clips without caption, which each dataset has for itself in ai-toolkit."""
     rates = [float(rate) for rate in draft.settings.each("datasets", "caption_dropout_rate", 0.0)]
-    remark = draft.set("objective.caption_dropout", rates[0])
+    remark = draft.set("objective.caption_dropout", rates[0], "datasets.0.caption_dropout_rate")
     if len({*rates}) > 1:
         return Fate.NOT_POSSIBLE, f"all datasets have the same rate here, that of the first: {remark}"
     return Fate.TAKEN, remark

@@ -58,11 +58,8 @@ def rate(value: Any, draft: ImportDraft) -> Outcome:
 
 def _betas(value: Any, draft: ImportDraft) -> Outcome:
     found = value if isinstance(value, list) else re.findall(r"[\d.eE+-]+", str(value))
-    betas = [number_of(each) for each in found]
-    if len(betas) < 2 or not all(0 <= beta < 1 for beta in betas):
-        return Fate.NOT_POSSIBLE, "betas are two numbers from 0 to 1"
-    fate, remark = optimizers.betas(betas, draft)
-    return fate, remark if len(betas) == 2 else f"{remark}; the third has its default"
+    fate, remark = optimizers.betas([number_of(each) for each in found], draft)
+    return fate, remark if len(found) == 2 else f"{remark}; the third has its default"
 
 
 def _schedule(value: Any, draft: ImportDraft) -> Outcome:
@@ -86,13 +83,10 @@ def _warmup(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.DEFAULT, "no warm-up"
     if draft.settings.get("lr_scheduler", "constant") == "constant":
         return Fate.NO_MEANING, "a constant rate has no warm-up there: constant_with_warmup has one"
+    processes = max(whole_of(draft.settings.get("accelerate.num_processes") or 1), 1)
     if steps >= 1 and not is_percent:  # counted by each process, of which accelerate's schedule takes all at each step
-        processes = max(whole_of(draft.settings.get("accelerate.num_processes") or 1), 1)
         return rules.within("train.warmup_steps", 0, whole=True)(round(steps / processes), draft)
-    if draft.settings.get("max_train_epochs") is not None:
-        return Fate.TAKEN, rates.share(draft, steps)
-    of = max(whole_of(draft.settings.get("max_train_steps", DEFAULTS["max_train_steps"])), 1)
-    return Fate.TAKEN, f"{draft.set('train.warmup_steps', int(steps * of))}, a share of {of}"
+    return Fate.TAKEN, rates.share(draft, steps, processes)
 
 
 def _least_rate(value: Any, draft: ImportDraft) -> Outcome:

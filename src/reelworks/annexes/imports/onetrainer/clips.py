@@ -7,18 +7,17 @@ from pathlib import PurePosixPath
 from reelworks.annexes.imports import captions, values
 from reelworks.annexes.imports.captions import Beside, FormerCaption
 from reelworks.annexes.imports.draft import FormerSettings
-from reelworks.annexes.imports.onetrainer import concepts
+from reelworks.annexes.imports.onetrainer import concepts, parts
 from reelworks.annexes.imports.trainer import FormerBuckets
 
 
 def buckets(settings: FormerSettings, dataset: int) -> FormerBuckets | None:
     """Return the rules of its buckets, which are cut to whole batches (mgds/pipelineModules/AspectBatchSorting.py)."""
-    devices = [each for each in str(settings.get("device_indexes", "")).split(",") if each.strip()]
     try:
         batch = values.whole(settings.get("batch_size", 1))
     except (TypeError, ValueError):
         return None
-    return FormerBuckets(whole_batches=batch * (max(len(devices), 1) if settings.get("multi_gpu") is True else 1))
+    return FormerBuckets(whole_batches=batch * parts.processes(settings))
 
 
 def caption(settings: FormerSettings, beside: Beside) -> FormerCaption:

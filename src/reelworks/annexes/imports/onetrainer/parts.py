@@ -6,7 +6,8 @@ import sys
 from typing import Any
 
 from reelworks.annexes.imports import datasets, rules, tables, values
-from reelworks.annexes.imports.draft import ImportDraft
+from reelworks.annexes.imports import optimizers as former_optimizers
+from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.guards import GUARDS, guarded
 from reelworks.annexes.imports.onetrainer import models, optimizers
 from reelworks.annexes.imports.onetrainer.models import OneTrainerModel
@@ -67,18 +68,20 @@ def set_rate(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.NOT_POSSIBLE, (
             f"{remark}: here it is a share of the size of the weights, which is about {_SIZE_OF_WEIGHTS} in these networks"
         )
-    if draft.get("train.optimizer") == "prodigy":
-        taken = max(rate, 0.01)
-        remark = draft.set("train.learning_rate", taken)
-        return (Fate.TAKEN, remark) if taken == rate else (Fate.NOT_POSSIBLE, f"the least of prodigy: {remark}")
-    return Fate.TAKEN, draft.set("train.learning_rate", rate)
+    return former_optimizers.rate(rate, draft)
+
+
+def processes(settings: FormerSettings) -> int:
+    """Return the number of processes, each with batches of its own."""
+    devices = [each for each in str(settings.get("device_indexes", "")).split(",") if each.strip()]
+    return max(len(devices), 1) if settings.get("multi_gpu") is True else 1
 
 
 def rate_scale(draft: ImportDraft) -> int:
-    """Return the number by whose root the learning rate is multiplied, for one process."""
+    """Return the number by whose root the learning rate is multiplied."""
     batch, steps = (draft.settings.get(key, 1) for key in ("batch_size", "gradient_accumulation_steps"))
-    scale = 1
     kind = str(draft.settings.get("learning_rate_scaler", "NONE"))
+    scale = processes(draft.settings) if kind.startswith("GLOBAL_") else 1
     if kind in ("BATCH", "GLOBAL_BATCH", "BOTH", "GLOBAL_BOTH"):
         scale *= values.whole(batch)
     if kind in ("GRADIENT_ACCUMULATION", "BOTH", "GLOBAL_BOTH"):

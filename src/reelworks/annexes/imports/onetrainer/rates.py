@@ -20,7 +20,7 @@ def _learning_rate(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _scaler(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.TAKEN, f"train.learning_rate is multiplied by the root of {parts.rate_scale(draft)}, as for one process"
+    return Fate.TAKEN, f"train.learning_rate is multiplied by the root of {parts.rate_scale(draft)}"
 
 
 def _warmup(value: Any, draft: ImportDraft) -> Outcome:
@@ -30,7 +30,7 @@ def _warmup(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.TAKEN, draft.set("train.warmup_steps", taken)
     if steps <= 0:
         return Fate.TAKEN, draft.set("train.warmup_steps", 0)
-    return Fate.TAKEN, rates.share(draft, steps)
+    return Fate.TAKEN, rates.share(draft, steps, parts.processes(draft.settings))
 
 
 def _schedule(value: Any, draft: ImportDraft) -> Outcome:

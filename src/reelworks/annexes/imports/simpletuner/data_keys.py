@@ -137,7 +137,7 @@ def _captions(value: Any, draft: ImportDraft) -> Outcome:
         remark = draft.set(f"dataset.{number}.caption", datasets.as_text(prompt) or "{text}")
         return Fate.TAKEN, f"{remark} for all clips"
     if option(settings, number, "prepend_instance_prompt") is True and prompt:
-        datasets.adds_word(draft, number, prompt)
+        draft.set(f"dataset.{number}.caption", f"{datasets.as_text(prompt)} {{text}}")
     if strategy == "textfile":
         if option(settings, number, "disable_multiline_split") is True:
             return Fate.DEFAULT, "captions are read from text files beside the clips"
