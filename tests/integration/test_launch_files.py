@@ -137,6 +137,7 @@ def test_the_task_of_skypilot_holds_scripts_that_a_shell_reads() -> None:
     for key in ("setup", "run"):
         shell(task[key])
     assert task["resources"]["use_spot"]
+    assert "--output ~/" in task["run"]  # rented machines have users who may not write to /
 
 
 def test_what_they_run_exists() -> None:
