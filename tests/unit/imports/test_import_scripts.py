@@ -34,6 +34,23 @@ def test_options_of_arrays_are_in_the_recipe(tmp_path: Path) -> None:
     assert (read.train.learning_rate, read.lora.rank) == (3e-4, 24)
 
 
+@pytest.mark.parametrize("sign", ["source", "."])
+@pytest.mark.parametrize("joint", ["\n", " && "])
+@pytest.mark.parametrize(
+    "name", ["venv/bin/activate", "settings.sh", "written.sh", "run.sh", "$(conda info --base)/a.sh"]
+)
+def test_a_script_sources_files_that_are_there_or_not(tmp_path: Path, sign: str, joint: str, name: str) -> None:
+    """Nearly every script begins so; one that sources itself would do so for ever."""
+    (tmp_path / "settings.sh").write_text("export RANK=24\n", encoding="utf-8")
+    begin = "RANK=24\n" if name not in ("settings.sh", "written.sh") else ""
+    begin += "cat >written.sh <<END\nRANK=24\nEND\n" if name == "written.sh" else ""
+    text = f"{begin}{sign} {name}{joint}{TRAIN} --network_module networks.lora --network_dim $RANK\n"
+    if name == "run.sh":
+        text = f"{TRAIN} --network_module networks.lora --network_dim 24\n{sign} {name}\n"
+    _, recipe = imported(tmp_path, text)
+    assert recipe_file.load(recipe, []).lora.rank == 24
+
+
 @pytest.mark.parametrize("end", ["", " \\\\", " \\\\  ", " ^", " `"])
 def test_a_command_line_goes_on_where_its_mark_is_lost(tmp_path: Path, end: str) -> None:
     """As pages and chats show command lines."""

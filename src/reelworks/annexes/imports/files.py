@@ -86,7 +86,7 @@ class ConfigFile:
 
     def _sourced(self, name: str) -> str | None:
         try:
-            return self.beside(name).text
+            return self._named(name).text
         except UserError:
             return None
 
@@ -102,6 +102,9 @@ class ConfigFile:
         """
         if self.path.suffix.lower() not in _PARSERS and (text := self.script.files.get(name)) is not None:
             return ConfigFile(Path(name), text)
+        return self._named(name)
+
+    def _named(self, name: str) -> ConfigFile:
         for named in (name, self.path.parent / name, self.path.parent / re.split(r"[/\\]", name)[-1]):
             if (path := user_files.existing(named)) is not None and path.is_file():
                 return ConfigFile(path)

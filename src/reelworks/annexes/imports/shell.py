@@ -25,7 +25,7 @@ _PRINTS = frozenset({"echo", "cat", "true", ":"})
 def follow(text: str, beside: Callable[[str], str | None] = lambda _: None, *, is_script: bool = True) -> Script:
     """Follow a script, or the commands in another text; `beside` returns the text of a file that it sources, or None."""
     runner = _Runner(beside)
-    with suppress(_Exit):
+    with suppress(_Exit, RecursionError):  # as of a file that sources itself
         runner.run_text(_tidied(text))
     if is_script and (error := _first_error(parse(_tidied(text)))) is not None:
         for command in runner.script.commands:  # of any, words may be missing
@@ -58,6 +58,9 @@ class _Runner(Words):
         self._steps = 0
         self._special: set[str] = set()
         self._own: dict[str, Value | None] | None = None  # what is set again when the function that runs ends
+
+    def _sourced(self, name: str) -> str | None:
+        return self.script.files.get(name, self._beside(name))
 
     # Statements return whether they succeed, None if that is unknown.
 
@@ -155,7 +158,7 @@ class _Runner(Words):
             return self._call(name, words[1:])
         if name == "eval" and unknown_in(words) is None:
             return self.run_text(" ".join(words[1:]))
-        if name in ("source", ".") and len(words) > 1 and (text := self._beside(words[1])) is not None:
+        if name in ("source", ".") and len(words) > 1 and (text := self._sourced(words[1])) is not None:
             return self.run_text(_tidied(text))
         if name == "read" and stdin is not None and {*words[1:-1]} <= {"-r", "-d", "-rd", ""}:
             self.script.variables[words[-1]] = (stdin if "" in words else stdin.partition("\n")[0]).strip()

@@ -32,10 +32,8 @@ def caption(settings: FormerSettings, beside: Beside) -> FormerCaption | None:
         texts = [str(each).strip() for each in (prompt if isinstance(prompt, list) else [prompt or ""])]
         return captions.former(texts, "one of several instance prompts is drawn" if len(texts) > 1 else "")
     if strategy == "filename":
-        texts, why = (
-            [beside.clip.path.rpartition("/")[2].rpartition(".")[0].replace("_", " ")],
-            "captions are file names",
-        )
+        name = beside.clip.path.rpartition("/")[2].rpartition(".")[0]
+        texts, why = [name.replace("_", " ")], "captions are file names"
     elif strategy == "textfile":
         text, why = beside.text(".txt"), ""
         if text is None:
