@@ -69,6 +69,20 @@ def test_options_that_are_not_known_end_the_import(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("value", ["$(date +%F)", "my_$(date +%F)", "`date +%F`", '"$(date +%s)-a"', "${U:-$(id -u)}x"])
+@pytest.mark.parametrize("form", ["{0} --output_name {1}", "{0} --output_name={1}", "X={1}\n{0} --output_name $X"])
+def test_the_value_of_an_option_may_be_what_a_command_prints(tmp_path: Path, value: str, form: str) -> None:
+    made, recipe = imported(tmp_path, f"{form.format(TRAIN, value)} --learning_rate 3e-4\n")
+    assert recipe_file.load(recipe, []).train.learning_rate == 3e-4
+    assert Fate.UNREAD in {key.fate for key in made.keys}
+
+
+@pytest.mark.parametrize("value", ["$(date +%F)", "my_$(date +%F)", "`date +%F`"])
+def test_what_a_command_prints_in_place_of_an_option_ends_the_import(tmp_path: Path, value: str) -> None:
+    with refused("script-not-followed", says="date"):
+        imported(tmp_path, f"{TRAIN} --seed 1 {value} --learning_rate 3e-4\n")
+
+
 def test_a_part_that_may_hold_options_ends_the_import_also_behind_one_that_is_a_value(tmp_path: Path) -> None:
     with refused("script-not-followed", says=r"\$B \(line 2\)"):
         imported(tmp_path, f'if [ -f x ]; then B=" --seed 1"; fi\n{TRAIN} --output_dir=$A$B\n')

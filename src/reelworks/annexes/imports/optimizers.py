@@ -35,9 +35,8 @@ def of_trainer(folder: str) -> dict[str, FormerOptimizer]:
 def rate(value: float, draft: ImportDraft) -> Outcome:
     """Set a learning rate; Prodigy multiplies the one that it finds by it."""
     if draft.get("train.optimizer") == "prodigy" and value < _LEAST_OF_PRODIGY:
-        return rules.exact_or_nearest(
-            draft.set("train.learning_rate", 1.0), "Prodigy multiplies the rate that it finds by it"
-        )
+        remark = draft.set("train.learning_rate", 1.0)
+        return Fate.NOT_POSSIBLE, f"{remark}: Prodigy multiplies the rate that it finds by it"
     return Fate.TAKEN, draft.set("train.learning_rate", value)
 
 

@@ -45,6 +45,13 @@ def _unknown(source: str, why: str) -> _WordPart:
     return _expanded(Unknown(source, why))
 
 
+def _split(text: str) -> list[str]:
+    """Return the words of a text; blanks in the source of what is unknown are none of its own."""
+    unknown = unknown_in(text)
+    source = "" if unknown is None else unknown.source
+    return [word.replace("\0", source) for word in text.replace(source or "\0", "\0").split()]
+
+
 @cache
 def _parser() -> Any:
     import tree_sitter_bash
@@ -174,7 +181,7 @@ class Words:
             if not part.is_quoted and "IFS" in self.script.variables:
                 part = _expanded(Unknown(text_of(node), "is split by IFS", True))
             starts_apart = not part.is_quoted and part.texts[:1] and part.texts[0][:1].isspace()
-            pieces = [(piece, text) for text in part.texts for piece in ([text] if part.is_quoted else text.split())]
+            pieces = [(piece, text) for text in part.texts for piece in ([text] if part.is_quoted else _split(text))]
             for number, (piece, text) in enumerate(pieces):
                 if word and (number or starts_apart):
                     done.append(joined(word))

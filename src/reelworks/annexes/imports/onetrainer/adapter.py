@@ -28,9 +28,8 @@ def _filter(value: Any, draft: ImportDraft) -> Outcome:
         if all(pattern == "" for pattern in patterns):
             return Fate.DEFAULT, "all weights are trained"
         return Fate.NOT_POSSIBLE, "all weights are trained, and not some layers: train a LoRA, which has lora.targets"
-    regex = draft.settings.get("layer_filter_regex") is True or (
-        value is None and any("(?" in each for each in patterns)
-    )
+    of_preset = value is None and any("(?" in each for each in patterns)
+    regex = of_preset or draft.settings.get("layer_filter_regex") is True
     try:
         found = layers.targets(draft.get("model.name"), patterns, regex)
     except (LookupError, ValueError, re.error):

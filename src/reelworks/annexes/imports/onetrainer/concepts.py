@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -164,11 +165,9 @@ def _source(value: Any, draft: ImportDraft) -> Outcome:
 def _lines(path: str) -> list[str]:
     if not path.endswith(".txt"):
         return []
-    try:
-        with Path(path).open(encoding="utf-8") as file:
-            return [line.strip() for line in file.read(_MOST_PROMPTS_BYTES).splitlines() if line.strip()]
-    except (OSError, ValueError):
-        return []
+    with suppress(OSError, ValueError), Path(path).open(encoding="utf-8") as file:
+        return [line.strip() for line in file.read(_MOST_PROMPTS_BYTES).splitlines() if line.strip()]
+    return []
 
 
 @_of_concept
