@@ -19,7 +19,8 @@ from refused import refused
 from reelworks.annexes.imports import files
 from reelworks.annexes.imports.files import ConfigFile
 from reelworks.annexes.imports.importer import TRAINERS
-from reelworks.core import user_files
+from reelworks.annexes.imports.rules import Fate
+from reelworks.core import system, user_files
 from reelworks.core.errors import UserError
 from reelworks.models import registry
 from reelworks.models.storage import file_facts
@@ -176,3 +177,27 @@ def test_a_byte_order_mark_and_a_key_that_stands_twice(tmp_path: Path) -> None:
     )
     _, recipe = converted(tmp_path, path)
     assert recipe.model.name == "flux-schnell"
+
+
+@pytest.mark.parametrize("folder", ["C:\\runs\\mug", "D:/runs/mug", "..\\runs\\mug", "runs/mug", "/runs/mug"])
+@pytest.mark.parametrize("windows", [True, False])
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("a.sh", "python sdxl_train_network.py --network_module networks.lora --output_dir 'FOLDER'"),
+        ("a.json", {"model_type": "FLUX_DEV_1", "training_method": "LORA", "workspace_dir": "FOLDER"}),
+        ("config.json", {"model_family": "flux", "model_type": "lora", "output_dir": "FOLDER"}),
+    ],
+)
+def test_a_run_is_put_into_no_folder_of_another_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, config: Any, folder: str, windows: bool
+) -> None:
+    """Elsewhere, a training would make a folder that has such a name."""
+    monkeypatch.setattr(system, "WINDOWS", windows)
+    text = config.replace("FOLDER", folder) if isinstance(config, str) else json.dumps(config)
+    text = text.replace("FOLDER", json.dumps(folder)[1:-1])
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    made, recipe = converted(tmp_path, tmp_path / name, model="flux-dev" if name == "a.sh" else None)
+    kept = windows or ("\\" not in folder and ":" not in folder)
+    assert {key.fate for key in made.keys if "output = " in key.remark} == {Fate.TAKEN if kept else Fate.TO_FILL_IN}
+    assert recipe.output.startswith(folder) if kept else recipe.output == "runs/imported"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,11 +19,11 @@ from reelworks.annexes.imports.musubi.musubi import MUSUBI
 from reelworks.annexes.imports.onetrainer.onetrainer import ONETRAINER
 from reelworks.annexes.imports.opensora.open_sora import OPEN_SORA
 from reelworks.annexes.imports.request import ImportRequest
-from reelworks.annexes.imports.rules import ImportedKey
+from reelworks.annexes.imports.rules import Fate, ImportedKey
 from reelworks.annexes.imports.sd_scripts.sd_scripts import SD_SCRIPTS
 from reelworks.annexes.imports.simpletuner.simpletuner import SIMPLETUNER
 from reelworks.annexes.imports.trainer import FormerTrainer
-from reelworks.core import files, requests
+from reelworks.core import files, requests, system
 from reelworks.core.errors import UserError, nearest
 from reelworks.data.catalog.scan.scan import ScanProgress
 from reelworks.training.recipe import recipe_file
@@ -99,7 +100,7 @@ class _Converted(NamedTuple):
     @classmethod
     def from_draft(cls, trainer: FormerTrainer, draft: ImportDraft) -> _Converted:
         """Convert a draft's settings, and check the recipe, whose error names the setting that a value comes from."""
-        keys = rates.finish(draft, tuple(trainer.convert(draft)))
+        keys = _placed(draft, rates.finish(draft, tuple(trainer.convert(draft))))
         draft.begin("")
         for number, path in enumerate(() if draft.took_data else draft.request.data[: draft.count("dataset")]):
             draft.set(f"dataset.{number}.path", str(path), "as given with --data")
@@ -109,6 +110,18 @@ class _Converted(NamedTuple):
             if error.field is not None and (source := draft.source_of(error.field)):
                 error.reword(field=error.field, problem=f"{error.problem} (from {source})")
             raise
+
+
+def _placed(draft: ImportDraft, keys: tuple[ImportedKey, ...]) -> tuple[ImportedKey, ...]:
+    """Give the run a folder where the config's is one of Windows, and this is another system, which would make one of that name."""
+    folder = str(draft.get("output", ""))
+    if system.WINDOWS or re.match(r"[A-Za-z]:|.*\\", folder) is None:
+        return keys
+    said = draft.assignment("output")
+    draft.begin(draft.origin_of("output"))
+    now = f"{draft.set('output', f'runs/{draft.request.path.stem}')}, in place of a path of Windows"
+    told = (replace(key, fate=Fate.TO_FILL_IN, remark=key.remark.replace(said, now)) for key in keys)
+    return tuple(new if said in key.remark else key for key, new in zip(keys, told, strict=True))
 
 
 def _trainer_of(given: list[ConfigFile], name: str | None) -> FormerTrainer:

@@ -49,9 +49,8 @@ def _set_batches(draft: ImportDraft) -> None:
 
 def clear(draft: ImportDraft) -> None:
     """Take out entries that are not complete."""
-    for number in range(draft.count("bucket")):
-        for key in ("resolution", "num_frames", "batch_size"):
-            draft.remove(f"bucket.{number}.{key}")
+    for key in [each for each in draft.assigned() if each.startswith("bucket.")]:
+        draft.remove(key)
 
 
 def _other_frames(draft: ImportDraft, here: Mapping[int, int | None]) -> str:

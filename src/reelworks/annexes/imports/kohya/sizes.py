@@ -128,9 +128,8 @@ def _outcome(draft: ImportDraft, name: str, sizing: Sizing, sizings: Sequence[Si
             return Fate.NOT_POSSIBLE, f"bucket.batch_size = {most}: of datasets of one size, the largest is taken"
         return Fate.TAKEN, f"bucket.batch_size = {most}"
     if name == "enable_bucket":
-        if sizing.bucketed:
-            return Fate.TAKEN, "sizes of nine aspect ratios: buckets.aspect_ratios"
-        return Fate.TAKEN, "one size for all, to which clips are cropped"
+        several = "sizes of nine aspect ratios: buckets.aspect_ratios"
+        return Fate.TAKEN, several if sizing.bucketed else "one size for all, to which clips are cropped"
     if _keeps_small(sizings):
         return Fate.TAKEN, "buckets.upscale = false, with smaller entries for smaller clips"
     if sizing.no_upscale:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from reelworks.annexes.imports.draft import FormerSettings
 from reelworks.annexes.imports.kohya.levels import FormerDataset
 from reelworks.annexes.imports.values import whole_of
@@ -22,10 +24,8 @@ def datasets_of(settings: FormerSettings) -> list[FormerDataset]:
 
 def is_video(settings: FormerSettings, dataset: FormerDataset) -> bool:
     """Whether a dataset has videos, as its settings tell: a folder of pictures wins."""
-    pictures = any(dataset.find(settings, name) is not None for name in ("image_directory", "image_jsonl_file"))
-    return not pictures and any(
-        dataset.find(settings, name) is not None for name in ("video_directory", "video_jsonl_file")
-    )
+    named = [name for name in FOLDERS if dataset.find(settings, name) is not None]
+    return named != [] and all(name.startswith("video") for name in named)
 
 
 def extraction_of(dataset: FormerDataset, settings: FormerSettings) -> str:
@@ -42,8 +42,6 @@ def lengths_of(settings: FormerSettings, dataset: FormerDataset) -> tuple[int, .
     given = dataset.get(settings, "target_frames", [1])
     lengths = set()
     for each in given:
-        try:
+        with suppress(TypeError, ValueError):
             lengths.add((min(max(whole_of(each), 1), _MOST_FRAMES) - 1) // 4 * 4 + 1)
-        except (TypeError, ValueError):
-            continue
     return tuple(sorted(lengths)) or (1,)

@@ -118,11 +118,9 @@ def _count(draft: ImportDraft) -> int:
     if draft.clips:
         paths = [clip.path for clip in draft.clips if clip.dataset == number and clip.is_image]
     else:
-        folder = Path(str(_own(draft, "path", "")))
-        try:
+        folder, paths = Path(str(_own(draft, "path", ""))), []
+        with suppress(OSError, ValueError):
             paths = [path.relative_to(folder).as_posix() for path in itertools.islice(folder.rglob("*"), _MOST_FILES)]
-        except (OSError, ValueError):
-            paths = []
     return sum(is_picture(path) and not is_below(draft.settings, concept, path) for path in paths)
 
 
