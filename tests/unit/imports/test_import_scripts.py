@@ -69,6 +69,12 @@ def test_options_that_are_not_known_end_the_import(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("end", ["f() { f; }\nf", "f() { eval f; }\nf", "f() { g; }; g() { f; }\ng"])
+def test_a_function_that_calls_itself_is_left_at_some_depth(tmp_path: Path, end: str) -> None:
+    _, recipe = imported(tmp_path, f"{TRAIN} --network_module networks.lora --network_dim 24\n{end}\n")
+    assert recipe_file.load(recipe, []).lora.rank == 24
+
+
 @pytest.mark.parametrize("value", ["$(date +%F)", "my_$(date +%F)", "`date +%F`", '"$(date +%s)-a"', "${U:-$(id -u)}x"])
 @pytest.mark.parametrize("form", ["{0} --output_name {1}", "{0} --output_name={1}", "X={1}\n{0} --output_name $X"])
 def test_the_value_of_an_option_may_be_what_a_command_prints(tmp_path: Path, value: str, form: str) -> None:

@@ -25,7 +25,7 @@ _PRINTS = frozenset({"echo", "cat", "true", ":"})
 def follow(text: str, beside: Callable[[str], str | None] = lambda _: None, *, is_script: bool = True) -> Script:
     """Follow a script, or the commands in another text; `beside` returns the text of a file that it sources, or None."""
     runner = _Runner(beside)
-    with suppress(_Exit, RecursionError):  # as of a file that sources itself
+    with suppress(_Exit, RecursionError):  # as of a function that calls itself
         runner.run_text(_tidied(text))
     if is_script and (error := _first_error(parse(_tidied(text)))) is not None:
         for command in runner.script.commands:  # of any, words may be missing
