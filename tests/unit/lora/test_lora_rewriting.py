@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from refused import refused
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from reelworks.annexes.lora import convert, info, merge, resize
+from reelworks.annexes.lora import convert, info, merge, output, resize
 from reelworks.annexes.lora.request import (
     ConvertLoraRequest,
     LoraInfoRequest,
@@ -29,6 +30,7 @@ from reelworks.annexes.lora.results import LoraResult
 from reelworks.models.adapters import inject
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.adapters.key_mapping import METADATA
+from reelworks.models.export import safetensors_file
 from reelworks.models.export.lora import LoraFile
 
 BF16 = torch.bfloat16
@@ -527,8 +529,18 @@ def test_what_a_convention_cannot_hold_is_refused(tmp_path: Path) -> None:
     assert {key.partition(".")[0] for key in load_file(target)} == {"lora_unet_double_blocks_0_img_attn_qkv"}
 
 
-def test_files_of_several_conventions_are_added(tmp_path: Path) -> None:
-    """The second one is converted to the names of the first."""
+def test_files_of_several_conventions_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one is converted to the names of the first, however long it takes and whoever sweeps the folder."""
+    finish = output.NewAdapterFile.finish
+
+    def finish_late(*args: Any) -> LoraResult:
+        (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+        for path in (folder, *folder.iterdir()):
+            os.utime(path, (0, 0))
+        safetensors_file.sweep(tmp_path / "of another.safetensors")
+        return finish(*args)
+
+    monkeypatch.setattr(output.NewAdapterFile, "finish", finish_late)
     settings = LoraConfig(rank=2, alpha=2.3)
     one = exported(tmp_path / "a.safetensors", "flux-tiny", settings, "kohya")
     two = exported(tmp_path / "b.safetensors", "flux-tiny", settings, "diffusers")

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from reelworks.core.errors import UserError
 from reelworks.models import factory, identify, meta_init, registry
-from reelworks.models.adapters import files, inject
+from reelworks.models.adapters import closest, files, inject
 from reelworks.models.adapters.adapter_types.adapter_type import Adapter
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
@@ -215,6 +215,12 @@ def test_a_lora_of_another_base_names_the_closest_one(tmp_path, format):
     with refused("lora-does-not-fit", "lora.weights", says=r"sd3-tiny \((\d+) of \1 layers fit\)") as caught:
         build("flux-tiny", LoraConfig(rank=2, weights=str(path)))
     assert "set in [lora]" not in caught.value.remedy
+
+
+def test_layers_that_one_network_of_a_family_has_alone_are_known():
+    """Also if no tiny network has them."""
+    found = closest.closest({"transformer_blocks.0.attn2.to_q": (1536, 1536)}, ["sd3.5-medium"])
+    assert found == (("sd3.5-medium",), 1, 1)
 
 
 def test_a_lora_of_other_weights_is_warned_of_by_name(tmp_path, caplog):

@@ -111,7 +111,8 @@ def _converted(
     with files.writing("output", request.output):
         request.output.parent.mkdir(parents=True, exist_ok=True)
         storage.mkdir(folder := safetensors_file.temporary_name(request.output))
-    stack.callback(storage.rmtree_if_possible, folder)
+        stack.callback(storage.rmtree_if_possible, folder)
+        safetensors_file.hold(stack.enter_context(storage.create(folder / "held")))  # a conversion may take long
     new = NewAdapterFile(folder / "converted.safetensors", torch.float32, stack)
     try:
         converted = convert.write_as(other, new, first.convention, request.model)
@@ -125,7 +126,6 @@ def _converted(
         ) from error
     notes += converted.notes
     (path,) = converted.files
-    safetensors_file.hold(stack.enter_context(path.open("rb")))
     return stack.enter_context(open_adapter(str(path), "files"))
 
 

@@ -45,7 +45,7 @@ def closest(sizes: Sizes, among: Iterable[str] | None = None, *, of_any_width: b
     Layers of any width have but the names of a preset's, and rows that divide into their parts.
     """
     firsts = {name: identify.first_alike(name) for name in (registry.PRESETS if among is None else among)}
-    named = Counter(_NUMBER.sub("#", name) for name in sizes)
+    named = Counter(_NUMBER.sub("", name) for name in sizes)
     # What is known by name in a family, at most fits one of its networks.
     most = {one: sum(named[name] for name in named.keys() & _names(_family(one))) for one in firsts.values()}
     by_sizes, best = dict[str, int](), 1
@@ -91,6 +91,6 @@ def _family(name: str) -> str:
 
 @functools.cache
 def _names(family: str) -> frozenset[str]:
-    """Return the names of the layers of a family's networks, without numbers, which its tiny ones have nearly all."""
+    """Return the names of the layers of a family's networks, without digits, of which its tiny ones have all."""
     tiny = [name for name in registry.PRESETS if "tiny" in name and _family(name) == family]
-    return frozenset(_NUMBER.sub("#", spelling) for name in tiny for spelling in _spelt(identify.first_alike(name))[1])
+    return frozenset(_NUMBER.sub("", spelling) for name in tiny for spelling in _spelt(identify.first_alike(name))[1])

@@ -127,8 +127,8 @@ def _numbers(table: Any, name: str, source: Source) -> NDArray[np.float64]:
         raise ListError(problem, source, code="column-not-of-numbers", remedy=remedy) from error
 
 
-def _once(paths: Any, clips: list[str], source: Source, table: Any = None) -> Any:
-    """Return a mask of rows that has one of those that are equal in all columns of a table.
+def _once(paths: Any, clips: list[str], source: Source, table: Any) -> Any:
+    """Return a mask of a table's rows that has one of those of a clip, which are equal in all columns but that of paths.
 
     Refuse a clip in other rows: which of its captions and scores is valid, only the user can tell.
     """
@@ -138,7 +138,7 @@ def _once(paths: Any, clips: list[str], source: Source, table: Any = None) -> An
     counts = paths.value_counts()
     several = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
     rows, kept = np.flatnonzero(as_numpy(pc.is_in(paths, several))), np.ones(len(paths), dtype=np.bool_)
-    values = rows.tolist() if table is None else map(repr, table.take(rows).drop_columns(PATH).to_pylist())
+    values = map(repr, table.take(rows).drop_columns(PATH).to_pylist())
     first: dict[str, Any] = {}
     differ: dict[str, None] = {}
     for row, path, value in zip(rows.tolist(), paths.take(rows).to_pylist(), values, strict=True):
@@ -209,19 +209,19 @@ def read(source: Source) -> Listing:
     paths = _relative(table.column(PATH).combine_chunks(), source)
     clips = _clips(table, paths, source)
     scores, note = _scores(table, caption, str(source.list_file), trusted=source.trust_list)
-    if not (kept := _once(paths, clips, source, table)).all():
-        notes += (f"rows that are equal to others, and are left out: {(~kept).sum():,}",)
-        table, paths, clips = table.filter(kept), paths.filter(kept), [*compress(clips, kept)]
-        scores = {name: score[kept] for name, score in scores.items()}
-    captions = None if caption is None else table.column(caption).combine_chunks()
     if caption is None:
         notes += (f"no column of captions ({', '.join(CAPTION_NAMES)}): those beside the files are read",)
     entries = _entries(paths, source, captions=caption is None)
-    _once(pa.array([entry.path for entry in entries], TEXT), clips, source)  # in other spellings
     if source.trust_list:
         entries = _with_measures(entries, table, source)
     if clips:  # a range is measured in its file, whatever the list states
         entries = [e._replace(clip=c, cut="list", stated=None) if c else e for e, c in zip(entries, clips, strict=True)]
+    # By the names that files have there: rows may spell them in several ways.
+    if not (kept := _once(pa.array([entry.path for entry in entries], TEXT), clips, source, table)).all():
+        notes += (f"rows that are equal to others, and are left out: {(~kept).sum():,}",)
+        table, entries = table.filter(kept), [*compress(entries, kept)]
+        scores = {name: score[kept] for name, score in scores.items()}
+    captions = None if caption is None else table.column(caption).combine_chunks()
     return Listing(entries, captions, scores, "; ".join([note, *notes]), kept)
 
 
