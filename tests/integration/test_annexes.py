@@ -129,9 +129,14 @@ def test_its_table_of_recipes_is_checked(tiny: Any, name: str, table: Any, code:
         recipe_file.parse(tiny(annex={name: table}))
 
 
-def test_a_table_of_a_package_that_is_not_installed_is_refused(tiny: Any) -> None:
-    with refused("annex-unknown", "annex.bicycle"):
-        recipe_file.parse(tiny(annex={"bicycle": {}}))
+def test_a_table_of_a_package_that_is_not_installed_is_refused(tiny: Any, tmp_path: Path) -> None:
+    """Also in a file that is no run's."""
+    values = tiny(annex={"bicycle": {}})
+    file = tmp_path / "recipe.toml"
+    file.write_text(tomli_w.dumps(values), encoding="utf-8")
+    for read in (lambda: recipe_file.parse(values), lambda: recipe_file.load(file)):
+        with refused("annex-unknown", "annex.bicycle"):
+            read()
 
 
 @pytest.mark.parametrize("stages", [[], [{"name": "only", "steps": 2}]])

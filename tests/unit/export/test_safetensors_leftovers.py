@@ -13,9 +13,10 @@ from reelworks.core import system
 from reelworks.models.export import safetensors_file
 
 
+@pytest.mark.parametrize("suffix", [".safetensors", ""])
 @pytest.mark.parametrize("locks", [True, False])
 def test_what_a_killed_process_left_is_swept_and_what_another_writes_is_not(
-    tmp_path: Path, locks: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, locks: bool, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In files of its own kind: beside a result, whatever its name, and never those of other programs."""
 
@@ -24,14 +25,14 @@ def test_what_a_killed_process_left_is_swept_and_what_another_writes_is_not(
 
     if not locks:
         monkeypatch.setattr(system, "lock", has_none)
-    target, days = tmp_path / "new.safetensors", time.time() - 2 * 86_400
-    left = [safetensors_file.temporary_name(tmp_path / name) for name in ("a.safetensors", "new.safetensors")]
+    target, days = tmp_path / f"new{suffix}", time.time() - 2 * 86_400
+    left = [safetensors_file.temporary_name(tmp_path / name) for name in (f"a{suffix}", f"new{suffix}")]
     folder = safetensors_file.temporary_name(target)
     folder.mkdir()
     kept = [
         safetensors_file.temporary_name(tmp_path / "b.json"),
-        tmp_path / ".a.safetensors.part",
-        tmp_path / "a.safetensors",
+        tmp_path / f".a{suffix}.part",
+        tmp_path / f"a{suffix}",
     ]
     for file in (*left, folder / "part.safetensors", *kept):
         file.touch()

@@ -228,19 +228,20 @@ def test_alphas_that_differ_in_a_unet_of_kohya_have_no_reader_in_diffusers(
     assert (right == len(base)) == ("diffusers" in told(path, "sd1.5-tiny")) == (alphas[0] == alphas[1])
 
 
-@pytest.mark.parametrize("step", [1, 2])
-def test_alphas_beside_some_layers_alone_have_no_reader_in_diffusers(tmp_path: Path, step: int) -> None:
+@pytest.mark.parametrize("other", [1.0, 4.0, None])
+def test_alphas_beside_some_layers_alone_have_no_reader_in_diffusers(tmp_path: Path, other: float | None) -> None:
     """Its pipeline of FLUX gives one of them to the layers that have none; where all have one, what it draws is right."""
     path, base = tmp_path / "a.safetensors", linear("flux-tiny")
-    given = {f"transformer.{layer}.alpha": torch.tensor(1.0) for layer in [*base][::step]}
+    alphas = {layer: alpha for i, layer in enumerate(base) if (alpha := (1.0, other)[i % 2]) is not None}
+    given = {f"transformer.{layer}.alpha": torch.tensor(alpha) for layer, alpha in alphas.items()}
     products = file_of(path, "transformer.", layers=lambda: base, more=given)
-    for layer in [*base][::step]:
-        products[layer] = base[layer] + (products[layer] - base[layer]) / 2
+    for layer, alpha in alphas.items():
+        products[layer] = base[layer] + (products[layer] - base[layer]) * alpha / 2
     module = contract.build("flux-tiny").module
     readers.through_pipeline("flux-tiny", module, path, "transformer")
     found = readers.merged(module)
     right = sum(torch.allclose(found[f"{layer}.weight"], value, atol=1e-5) for layer, value in products.items())
-    assert (right == len(base)) == ("diffusers" in told(path, "flux-tiny")) == (step == 1)
+    assert (right == len(base)) == ("diffusers" in told(path, "flux-tiny")) == (other is not None)
 
 
 def test_layers_of_text_encoders_have_readers(tmp_path: Path) -> None:

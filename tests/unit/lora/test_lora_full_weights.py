@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from reelworks.models import registry
 from reelworks.models.adapters import inject, release_layers
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.adapters.key_mapping import METADATA
+from reelworks.models.export import safetensors_file
 from reelworks.models.storage import weights as weight_files
 from reelworks.testing import contract
 
@@ -225,8 +227,12 @@ def test_a_result_is_replaced_as_a_whole_if_asked_for_and_nothing_else_is(
             apply.apply(ApplyLorasRequest(**asked, overwrite=True))
         assert sorted(path.name for path in out.iterdir()) == before
         assert {path.name for path in tmp_path.iterdir()} == {"a.safetensors", "base.safetensors", "out"}
+    left = safetensors_file.temporary_name(tmp_path / "of a killed one")
+    left.mkdir()
+    os.utime(left, (0, 0))
     apply.apply(ApplyLorasRequest(**asked, overwrite=True))
     assert [path.name for path in out.iterdir()] == ["base.safetensors"]
+    assert not left.exists()
     places.link(tmp_path / "link", out)
     ages = (out / "base.safetensors").stat().st_mtime_ns
     assert apply.apply(ApplyLorasRequest(**asked | {"output": tmp_path / "link"}, overwrite=True))

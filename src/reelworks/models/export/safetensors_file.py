@@ -5,7 +5,6 @@ Large files are cut into shards with an index, as published weights are.
 
 from __future__ import annotations
 
-import glob
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -98,7 +97,8 @@ def sweep(path: Path) -> None:
 
     They are those of `temporary_name` and of `files.replacing`. Without locks, nobody knows what is left.
     """
-    for left in path.parent.glob(f".*{glob.escape(path.suffix)}.{'[0-9a-f]' * 8}.tmp"):
+    places = path.parent.glob(f".*.{'[0-9a-f]' * 8}.tmp")
+    for left in (place for place in places if Path(Path(place.stem).stem).suffix == path.suffix):
         with suppress(OSError):  # somebody holds it, or was faster
             inside = [left, *left.rglob("*")]
             for one in filter(Path.is_file, inside):
