@@ -38,6 +38,9 @@ def test_what_a_killed_process_left_is_swept_and_what_another_writes_is_not(
         file.touch()
     safetensors_file.sweep(target)
     assert {*left, folder, *kept} == {*tmp_path.iterdir()}  # as fresh as one that is written now
+    os.utime(folder, (days, days))
+    safetensors_file.sweep(target)
+    assert folder.exists()  # since what is in it is fresh
     for file in (*left, folder / "part.safetensors", folder, *kept):
         os.utime(file, (days, days))
     with (folder / "part.safetensors").open("rb") as held:

@@ -228,6 +228,7 @@ def test_the_spec_sees_what_shapes_a_plan_and_nothing_else(folder: Path) -> None
         digest(train={"max_epochs": 9, "learning_rate": 1.0}),
         digest(data={"num_workers": 0}),
         digest(dataset=[{"path": str(folder / "x" / ".." / "data")}]),
+        digest(dataset=[data | {"name": "data"}]),
     ]
     assert set(same) == {digest()}
 

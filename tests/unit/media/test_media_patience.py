@@ -566,6 +566,18 @@ def test_a_mount_beside_others_is_missed(rights: _Rights, tmp_path: Path) -> Non
             decode(clips[:1])
 
 
+def test_of_many_clips_a_few_are_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each may take as long as a storage that is silent."""
+    asked: list[Path] = []
+    monkeypatch.setattr(location, "answers", asked.append)
+    waits = patience.Patience(0.0, lambda: False)
+    for i in range(100):
+        waits.ask(tmp_path / f"{i}.png")
+    with refused("storage-away"):
+        waits.wait(tmp_path / "0.png", "it is silent")
+    assert 1 < len(asked) < 12
+
+
 _LEAVES = """
 import time
 from reelworks.core import retry

@@ -11,6 +11,7 @@ _KINDS = toml.beside(__file__, "suffixes.toml")
 _SUFFIXES = {kind: frozenset(of["suffixes"].split()) for kind, of in _KINDS.items()}
 VIDEO_EXTENSIONS, IMAGE_EXTENSIONS, SOUND_EXTENSIONS = (_SUFFIXES[kind] for kind in ("video", "image", "sound"))
 EXTENSIONS = VIDEO_EXTENSIONS | IMAGE_EXTENSIONS
+_KIND_OF = dict.fromkeys(IMAGE_EXTENSIONS, "image") | dict.fromkeys(VIDEO_EXTENSIONS, "video")
 LISTS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json")  # all but Parquet may be packed, as .csv.gz
 LISTS_TOLD = " ".join((*LISTS, ".csv.gz"))
 SIDECARS = _SUFFIXES["sidecar"]
@@ -32,8 +33,7 @@ def extension_of(name: str) -> str:
 
 def kind_of(name: str) -> str | None:
     """Return "video", "image" or None by a file's extension, in upper or lower case."""
-    extension = extension_of(name)
-    return "video" if extension in VIDEO_EXTENSIONS else "image" if extension in IMAGE_EXTENSIONS else None
+    return _KIND_OF.get(extension_of(name))
 
 
 def is_sound(name: str) -> bool:

@@ -47,7 +47,7 @@ def closest(sizes: Sizes, among: Iterable[str] | None = None, *, of_any_width: b
     firsts = {name: identify.first_alike(name) for name in (registry.PRESETS if among is None else among)}
     named = Counter(_NUMBER.sub("", name) for name in sizes)
     # What is known by name in a family, at most fits one of its networks.
-    most = {one: sum(named[name] for name in named.keys() & _names(_family(one))) for one in firsts.values()}
+    most = {one: sum(named[name] for name in named.keys() & _names(one)) for one in firsts.values()}
     by_sizes, best = dict[str, int](), 1
     for first in sorted(most, key=lambda first: -most[first]):
         if most[first] >= best:
@@ -85,12 +85,9 @@ def _spelt(name: str) -> tuple[dict[str, nn.Module], dict[str, list[TargetLayer]
     return layers, release_layers.homes(layers, registry.PRESETS[name].config)
 
 
-def _family(name: str) -> str:
-    return registry.family_of(name).name
-
-
 @functools.cache
-def _names(family: str) -> frozenset[str]:
-    """Return the names of the layers of a family's networks, without digits, of which its tiny ones have all."""
-    tiny = [name for name in registry.PRESETS if "tiny" in name and _family(name) == family]
+def _names(preset: str) -> frozenset[str]:
+    """Return the names of the layers of its family's networks, without digits, of which the tiny ones have all."""
+    family = registry.family_of(preset).name
+    tiny = [name for name in registry.PRESETS if "tiny" in name and registry.family_of(name).name == family]
     return frozenset(_NUMBER.sub("", spelling) for name in tiny for spelling in _spelt(identify.first_alike(name))[1])
