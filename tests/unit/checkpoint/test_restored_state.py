@@ -410,7 +410,8 @@ def test_a_module_without_memory_is_refused(tmp_path: Path) -> None:
 def test_a_tensor_is_restored_into_any_view(tmp_path: Path, live: Tensor) -> None:
     """In place where it can be filled."""
     store, saved = rw.CheckpointStore(tmp_path), torch.tensor([1 + 2j, 3j, 4])
-    store.save(1, {"x": saved, "inside": [saved.conj().imag], "wide": live})
+    store.save(1, {"x": saved, "inside": [saved.conj().imag], "one": saved[1:2].conj().imag, "wide": live})
+    assert store.read(1)["one"].tolist() == [-3]
     state: dict[str, Any] = {"x": live, "inside": [live.conj().imag], "wide": None}
     store.load(1, state)
     assert state["x"].tolist() == saved.tolist()
@@ -433,8 +434,9 @@ def test_values_come_back_into_any_strides_and_from_them(
         live = np.lib.stride_tricks.as_strided(memory.copy(), shape, of_bytes)
         saved = np.arange(1.0, 1 + math.prod(shape)).reshape(shape)
     store = rw.CheckpointStore(tmp_path)
-    store.save(1, {"x": saved, "view": live})
+    store.save(1, {"x": saved, "view": live, "last": saved[-1:]})
     state = {"x": live}
+    assert store.read(1)["last"].tolist() == saved[-1:].tolist()
     assert store.read(1)["view"].tolist() == live.tolist()
     store.load(1, state)
     assert state["x"].tolist() == saved.tolist()

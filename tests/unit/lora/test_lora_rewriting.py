@@ -196,6 +196,7 @@ def test_files_of_other_programs_are_read_and_keep_their_names(
         ({"r": 4, "lora_alpha": 6, "alpha_pattern": {"^blocks.0.ffn.0": 1, "ffn": 9}}, (1.5, 0.25)),
         ({"r": 4, "lora_alpha": 6, "alpha_pattern": {"^ffn.0": 9, "^q": 9}}, (1.5, 1.5)),  # of no layer
         ({"r": 4, "lora_alpha": 6, "alpha_pattern": {"0.ffn.0": 1, "attn.q": 1}}, (1.5, 0.25)),  # of whole words
+        ({"r": 4, "lora_alpha": 6, "alpha_pattern": {"q": 1}}, (0.25, 1.5)),
         ({"r": 4}, (1, 1)),
     ],
 )

@@ -21,7 +21,7 @@ _may_be_missing: ContextVar[bool] = ContextVar("may_be_missing", default=False)
 
 def may_be_missing(allowed: bool = True) -> AbstractContextManager[None]:
     """Keep tables of packages that are not installed as they are, for who only reads what a run was trained with."""
-    return setting(_may_be_missing, allowed or _may_be_missing.get())
+    return setting(_may_be_missing, allowed)
 
 
 def require(tables: Mapping[str, Any]) -> None:
