@@ -194,6 +194,22 @@ def test_an_optimizer_that_forgets_is_told(tmp_path: Path) -> None:
         store.load_latest(Training(Forgetful).state)
 
 
+def test_an_optimizer_that_forgets_a_part_of_a_list_is_told(tmp_path: Path) -> None:
+    class Shortening(TenLines):
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            super().load_state_dict(state_dict)
+            for state in self.state.values():
+                state["past"] = state["past"][:1]
+
+    training, store = Training(Shortening), rw.CheckpointStore(tmp_path)
+    training.step()
+    for state in training.optimizer.state.values():
+        state["past"] = [1.0, 2.0]
+    store.save(1, training.state)
+    with refused("optimizer-not-restored", says=r"left \[1.0\] where \[1.0, 2.0\]"):
+        store.load_latest(Training(Shortening).state)
+
+
 def test_other_groups_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     training, store = Training(OPTIMIZERS["Adam"]), rw.CheckpointStore(tmp_path)
     training.step()

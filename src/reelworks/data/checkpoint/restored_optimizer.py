@@ -124,7 +124,7 @@ def _is_equal(now: Any, saved: Any, same_dtype: bool) -> bool:
         if not isinstance(now, Tensor) or now.shape != saved.shape:
             return False
         return now.dtype == saved.dtype or (saved.is_floating_point() and not same_dtype)
-    if type(now) is not type(saved):
+    if type(now) is not type(saved) or isinstance(saved, list | tuple):  # of another length
         return False
     if isinstance(saved, float) and math.isnan(saved):
         return math.isnan(now)
