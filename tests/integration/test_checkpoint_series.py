@@ -391,3 +391,14 @@ def test_a_lora_is_shown_on_the_model_of_previews_and_measured_on_its_own(lora: 
         assert one.loss == pytest.approx(losses[one.step], rel=1e-5)
     first, second = (one.clips[0].read_bytes() for one in series.checkpoints)
     assert first != second
+
+
+def test_it_is_told_how_many_of_the_clips_that_are_held_out_now_were_trained(
+    trained: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever holds out all but a few after the training measures what the network has seen."""
+    run, _ = trained
+    for overrides, is_told in ((), False), (("validation.split=0.99",), True):
+        with of_recipe():
+            held_out.EvaluatedModel.locate(EvalRequest(source=run.path, step=1, overrides=overrides)).data()
+        assert ("of those that are held out now were trained" in caplog.text) is is_told

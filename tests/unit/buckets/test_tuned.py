@@ -70,6 +70,7 @@ def test_a_run_keeps_the_numbers_in_place_of_the_bound(tmp_path: Path) -> None:
             train={"max_steps": 1, "step_seconds": 3.0},
         )
     )
+    assert tuned.unmeasured(recipe.bucket, recipe.buckets)[0][0].batch_size == [1, 1]
     made = measured.with_numbers(recipe)
     # 20 + b · 83.56 ms, and one clip of 2645 ms.
     assert made.bucket[0].batch_size == [35, 1]

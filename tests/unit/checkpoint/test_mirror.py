@@ -397,6 +397,7 @@ def test_what_the_run_went_back_behind_is_set_aside(tmp_path: Path) -> None:
     store.record_saved(store.info(200), 0.0)
     copy(run, place, 200)
     assert shown(place) == [100, 200]
+    store.log("went_back", 200)  # to the checkpoint itself, which is no way behind it
     store.quarantine(200, "damaged")
     copy(run, place, 100)  # which nobody has left for 100
     assert shown(place) == [100, 200]

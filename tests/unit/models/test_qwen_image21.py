@@ -38,8 +38,11 @@ def encoder(tmp_path_factory):
     transformers.Qwen2VLImageProcessorPil(
         patch_size=16, size={"shortest_edge": 32 * 32, "longest_edge": 512 * 512}
     ).save_pretrained(folder / "processor")
-    texts = TextEncoderConfig(name="qwen-image-2.1-edit", weights=str(folder), dim=32, max_length=96)
-    return factory.build_text_encoder(texts)
+    return encoder_of("qwen-image-2.1-edit", folder)
+
+
+def encoder_of(name, folder):
+    return factory.build_text_encoder(TextEncoderConfig(name=name, weights=str(folder), dim=32, max_length=96))
 
 
 PLACES = {"image": "image_pad", "video": "video_pad", "vision_start": "vision_start", "vision_end": "vision_end"}
@@ -79,6 +82,14 @@ def test_the_network_sees_what_the_pipeline_shows_it(encoder, count):
     ).sample[:, -H * W :]
     found = network.predict(module, inputs, module.config)
     torch.testing.assert_close(-found.flatten(2).transpose(1, 2), wanted, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_captions_alone_are_embedded_as_by_the_pipeline(encoder):
+    made = encoder_of("qwen-image-2.1", encoder._pipeline.text_encoder.name_or_path.removesuffix("/text_encoder")).encode(LINES)
+    wanted, mask, _ = encoder._pipeline.encode_prompt(LINES)
+    assert torch.equal(made.mask[:, : mask.shape[1]], mask.bool())
+    torch.testing.assert_close(made.tokens[made.mask], wanted.float()[mask.bool()])
 
 
 def test_words_feel_the_picture_before_them(encoder):

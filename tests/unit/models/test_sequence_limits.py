@@ -99,3 +99,8 @@ def test_as_many_attentions_as_are_declared_are_shared_between_start_and_stop(na
     one.stop()
     assert shared() == 0
     assert calls == [(module, "ranks", one._plan), (module, one._plan)]
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("ltx-tiny", [1, 3]), ("wan-tiny", [1, 2, 3, 4])])
+def test_ranks_that_may_share_clips_divide_their_tokens_unless_the_network_pads(name, ranks):
+    assert sequence_limits.degrees_of(ModelConfig(name=name), [9, 15], [1, 2, 3, 4]) == ranks
