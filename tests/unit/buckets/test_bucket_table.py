@@ -201,6 +201,11 @@ def test_ratios_that_cannot_be(ratio: str) -> None:
     assert caught.value.value == ratio
 
 
+def test_at_least_one_ratio_is_named() -> None:
+    with pytest.raises(UserError, match="at least one aspect ratio"):
+        BucketsConfig(aspect_ratios=[])
+
+
 @pytest.mark.parametrize(("text", "ratio"), [("16:9", 16 / 9), ("2.39:1", 2.39), ("20:1", 20), ("1:20", 0.05)])
 def test_ratios_that_can_be(text: str, ratio: float) -> None:
     assert parse_ratio(text) == ratio

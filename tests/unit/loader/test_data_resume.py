@@ -575,6 +575,7 @@ def test_data_that_begin_again_need_no_record(training: Training) -> None:
         )
         assert (begun.data_restarts, begun.epoch, begun.segment, begun.plan_step) == (1, 0, 0, 0)
         assert (begun.plan.planned, begun.global_step) == (9, 1)
+        assert (begun.stage.epochs_step, begun.stage.epoch_steps) == (1, begun.plan.num_steps)
         assert not begun.excluded
         assert bool(begun.aliases) == bool(changes) == (not lost)
         assert all(line.endswith("they are trained again, as all are") for line in changes)

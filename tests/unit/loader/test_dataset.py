@@ -132,6 +132,9 @@ def test_each_dataset_has_its_own_repeats_and_others_of_the_catalog_stay_out(tmp
         "data": [0, 0],
         "more": [0, 1],
     }
+    both[0]["repeats"] = 1.5  # beside one with a whole number
+    again = RecipeData.open(files.recipe(tmp_path, dataset=both))
+    assert {len(again.entries(epoch)) for epoch in range(20)} == {3, 4}
 
 
 def _root(data: RecipeData, ordinal: int) -> Path:

@@ -442,6 +442,23 @@ def test_what_is_recorded_on_the_meta_device_is_what_a_pass_calls(name, checkpoi
     assert set(recorder.calls) == set(real)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ernie-image-tiny",
+        "flux3-tiny",
+        "hidream-i1-tiny",
+        "ideogram-4-tiny",
+        "kandinsky5-tiny",
+        "lumina-image-2.0-tiny",
+    ],
+)
+def test_networks_whose_modules_in_diffusers_need_numbers_run_without_them(name):
+    """Estimates of memory and time run each network on the meta device."""
+    inputs = audit.on_meta(contract.example(contract.shapes(name)[0], name))
+    meter.run_pass(audit.shadow_of(contract.build(name), None), inputs)
+
+
 def test_gradients_of_flux_are_parts_of_wider_rows():
     """The layout in which a kernel was wrong on an H100, and which attention alone never has."""
     denoiser = contract.build("flux-tiny", compute=torch.bfloat16)

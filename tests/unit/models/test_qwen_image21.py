@@ -86,7 +86,9 @@ def test_the_network_sees_what_the_pipeline_shows_it(encoder, count):
 
 @torch.no_grad()
 def test_captions_alone_are_embedded_as_by_the_pipeline(encoder):
-    made = encoder_of("qwen-image-2.1", encoder._pipeline.text_encoder.name_or_path.removesuffix("/text_encoder")).encode(LINES)
+    made = encoder_of(
+        "qwen-image-2.1", encoder._pipeline.text_encoder.name_or_path.removesuffix("/text_encoder")
+    ).encode(LINES)
     wanted, mask, _ = encoder._pipeline.encode_prompt(LINES)
     assert torch.equal(made.mask[:, : mask.shape[1]], mask.bool())
     torch.testing.assert_close(made.tokens[made.mask], wanted.float()[mask.bool()])

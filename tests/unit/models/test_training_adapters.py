@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from presets import config_of
+from pydantic import ValidationError
 from refused import refused
 from safetensors.torch import load_file, save_file
 from test_lora_layers import FORMATS, SETTINGS, adapted, written
@@ -97,12 +98,15 @@ def test_its_digest_covers_all_that_its_product_depends_on(tmp_path):
 
 
 def test_a_file_that_does_not_fit_is_refused(tmp_path):
-    """One for another model; a DoRA; one that is not there. A network is left as it was."""
+    """One for another model; for or of a DoRA; one that is not there. A network is left as it was."""
     other = written(tmp_path, adapted("flux-tiny"), name="flux-tiny")
     module = contract.build("wan-tiny").module
     with refused("training-adapter-does-not-fit"):
         TrainingAdapter.read(str(other)).attach(module, config_of("wan-tiny"))
     assert not [name for name, _ in module.named_buffers() if "training_adapter" in name]
+    assert LoraConfig(training_adapter="a.safetensors").training_adapter
+    with pytest.raises(ValidationError, match=r"(?s)lora\.training_adapter = .*without lora\.dora"):
+        LoraConfig(training_adapter="a.safetensors", dora=True)
     dora = SETTINGS.model_copy(update={"dora": True})
     with refused("training-adapter-does-not-fit"):
         TrainingAdapter.read(str(written(tmp_path, adapted(settings=dora), settings=dora))).attach(
