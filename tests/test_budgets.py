@@ -27,9 +27,9 @@ class Part(NamedTuple):
 PARTS = {
     # What a loop of one's own needs.
     "core": Part(("core",), 2_650, 1_600),
-    "data": Part(("data",), 16_123, 12_400),
+    "data": Part(("data",), 16_122, 12_400),
     # What a training needs beside it.
-    "models": Part(("models",), 11_010, 8_600),
+    "models": Part(("models",), 11_016, 8_600),
     "training": Part(("training",), 12_571, 9_700),
     "inference": Part(("inference",), 2_673, 2_400),
     "commands": Part(("commands",), 1_521, 1_200),
@@ -37,7 +37,7 @@ PARTS = {
     "quickstart": Part(("quickstart",), 840, 500),
     "demo and testing": Part(("demo", "testing"), 1_178, 1_100),
     # What comes after a training, or stands beside it.
-    "adapter files": Part(("annexes/lora",), 1_983, 1_450),
+    "adapter files": Part(("annexes/lora",), 1_986, 1_450),
     "doctor": Part(("annexes/doctor",), 206, 170),
     "captions": Part(("annexes/captions",), 1_698, 1_350),
     "cluster": Part(("annexes/cluster",), 163, 160),

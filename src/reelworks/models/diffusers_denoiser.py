@@ -201,9 +201,9 @@ class DiffusersNetwork:
             if not is_mapped and nf4_files.has_any(state):
                 raise stored_weights.unsupported("only the frozen base of a LoRA can be in 4 bits of bitsandbytes")
             state = scaled_weights.read_quantized(nf4_files.read_quantized(state))
-        if not is_mapped:
-            state = stored_weights.values(state)
-        state, stored = stored_weights.match(state, lambda one: self._match_network(module, config, one, part))
+            if not is_mapped:
+                state = stored_weights.values(state)
+            state, stored = stored_weights.match(state, lambda one: self._match_network(module, config, one, part))
         weights.load_into(module, state, source)
         stored_weights.attach(module, stored)
 
@@ -229,7 +229,7 @@ class DiffusersNetwork:
         loadable = single.SINGLE_FILE_LOADABLE_CLASSES.get(config.network.name)
         # A file with ComfyUI's prefix may hold other parts of the model too.
         state = {key: value for key, value in state.items() if key.startswith(_COMFYUI)} or state
-        best = {weights.bare_name(key): value for key, value in state.items()}
+        best = weights.by_bare_name(state)
         for old, new in config.network.files.renamed_keys.items():
             best = {key.replace(old, new): value for key, value in best.items()}
         own, bare = module.state_dict(), best

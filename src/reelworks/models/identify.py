@@ -83,7 +83,7 @@ def is_lora(names: Mapping[str, object]) -> bool:
 
 def closest(shapes: Shapes) -> BestMatch:
     """Find the presets that fit best, with the keys of diffusers, of a release, or behind a prefix."""
-    bare = {weights.bare_name(key): shape for key, shape in shapes.items()}
+    bare = weights.by_bare_name(shapes)
     firsts = {name: first_alike(name) for name in registry.PRESETS}
     if equal := tuple(name for name, first in firsts.items() if _own(first) == bare):
         return BestMatch(equal, len(bare), len(bare))

@@ -27,10 +27,11 @@ from reelworks.core import storage
 from reelworks.data.checkpoint import save as commit
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run.folder import RunFolder
-from reelworks.models import registry
+from reelworks.models import factory, registry
 from reelworks.models.adapters import inject, release_layers
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.adapters.key_mapping import METADATA
+from reelworks.models.config import ModelConfig
 from reelworks.models.export import safetensors_file
 from reelworks.models.storage import weights as weight_files
 from reelworks.testing import contract
@@ -304,6 +305,25 @@ def test_a_file_of_another_network_is_not_applied(tmp_path: Path) -> None:
     with refused("weights-quantised", "base", says="1 of its 3 tensors"):
         apply.apply(ApplyLorasRequest(**asked))
     assert not out.exists()
+
+
+def test_a_base_that_has_a_tensor_behind_two_prefixes_is_refused(tmp_path: Path) -> None:
+    """Nobody can tell which of the two counts, neither in training nor here."""
+    file, base = tmp_path / "a.safetensors", tmp_path / "base.safetensors"
+    lora(file)
+    state = {f"module.{name}": value for name, value in contract.build("wan-tiny").module.state_dict().items()}
+    save_file(state | {"model.proj_out.bias": state["module.proj_out.bias"] + 1}, base)
+    says = r"mod(ule|el)\.proj_out\.bias, mod(ule|el)\.proj_out\.bias"
+    with refused("weights-unreadable", "base", says=says):
+        apply.apply(ApplyLorasRequest(base=base, files=[str(file)], output=tmp_path / "out", model="wan-tiny"))
+    with refused("weights-unreadable", "model.weights", says=says):
+        factory.build_denoiser(
+            ModelConfig(name="wan-tiny", weights=str(base)),
+            autoencoder=contract.AUTOENCODER,
+            text=contract.TEXT,
+            device="cpu",
+            seed=0,
+        )
 
 
 def test_a_dora_does_not_share_a_weight(tmp_path: Path) -> None:

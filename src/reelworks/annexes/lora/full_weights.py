@@ -73,6 +73,7 @@ def open_weights(source: Path, field: str, part: str | None) -> Iterator[FullWei
             return
         with TensorFiles(weights.files_of(str(source), field, part or _part_of(source))) as tensors:
             _require_numbers(tensors.facts)
+            bare_names(tensors.facts)  # which refuses two of one name, whatever is asked for
             yield tensors
 
 
@@ -103,4 +104,4 @@ def _require_numbers(facts: Mapping[str, TensorFacts]) -> None:
 
 def bare_names(facts: Mapping[str, TensorFacts]) -> dict[str, str]:
     """Return the names of tensors by those without the prefixes of wrappers, such as `model.diffusion_model.`."""
-    return {weights.bare_name(name): name for name in facts}
+    return weights.by_bare_name({name: name for name in facts})

@@ -78,4 +78,6 @@ def share(norm: float | None, relative: float | None) -> float | None:
 
 def ratio(part: float | None, whole: float | None) -> float | None:
     """Return a part of a whole as a share, 0 of nothing; None if either is not known."""
-    return None if part is None or whole is None else part / (whole or math.inf)
+    if part is None or whole is None:
+        return None
+    return part / whole if whole > 0 else 0.0

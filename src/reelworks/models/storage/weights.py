@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import pickle
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -20,6 +21,8 @@ from reelworks.core import user_files
 from reelworks.core.errors import UserError, first_few
 from reelworks.models import hub
 from reelworks.models.storage import gguf_files, scaled_weights, stored_weights
+
+_T = TypeVar("_T")
 
 _WEIGHT_FILES = ["*.safetensors", "*.json", "*.bin", "*.pt"]
 # Names that diffusers and transformers give to weights without a variant, such as fp16 or non_ema.
@@ -152,11 +155,18 @@ def _reading(path: Path) -> Iterator[bytes]:
         raise _unreadable(path, str(error).partition("\n")[0] or type(error).__name__) from error
 
 
-def bare_name(key: str) -> str:
-    """Return the name of a tensor without the prefixes of wrappers."""
-    for wrapper in WRAPPERS:
-        key = key.removeprefix(wrapper)
-    return key
+def by_bare_name(tensors: Mapping[str, _T]) -> dict[str, _T]:
+    """Return tensors, or what is known of them, by their names without the prefixes of wrappers; refuses two of one name."""
+    names: dict[str, list[str]] = defaultdict(list)
+    for name in tensors:
+        names[reduce(str.removeprefix, WRAPPERS, name)].append(name)
+    if several := [name for alike in names.values() if len(alike) > 1 for name in alike]:
+        raise UserError(
+            f"it has tensors whose names differ only by what wrappers put before them: {first_few(several)}",
+            code="weights-unreadable",
+            remedy="keep one of each",
+        )
+    return {bare: tensors[name] for bare, (name,) in names.items()}
 
 
 def _locate(source: str, patterns: list[str], without: list[str] | None = None) -> Path:
@@ -256,9 +266,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
     if not isinstance(state, dict) or not all(isinstance(key, str) and _is_plain(state[key]) for key in state):
         raise _unreadable(path, "it is not a flat table of tensors")
     if not state:
-        raise UserError(
-            f"{path.name} holds no tensors", code="weights-unreadable", remedy="name another file, or export it again"
-        )
+        raise _unreadable(path, "it holds no tensors")
     return state
 
 

@@ -39,8 +39,8 @@ def _filter(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.NOT_POSSIBLE, f"{remark}; convolutions have no update here"
     if found.by_number:
         return Fate.NOT_POSSIBLE, f"{remark}, in all blocks: to choose some, write complete names"
-    others = found.others and f"it means {len(found.others)} other kinds of layers too: {found.others[0]}, …"
-    return rules.exact_or_nearest(remark, others or "")
+    others = f"it means {len(found.others)} other kinds of layers too: {found.others[0]}, …" if found.others else ""
+    return rules.exact_or_nearest(remark, others)
 
 
 def _format(value: Any, draft: ImportDraft) -> Outcome:
