@@ -161,7 +161,9 @@ def test_without_locks_processes_seldom_encode_the_same(tmp_path: Path) -> None:
 def test_the_forecast_is_the_size_on_disk(recipe: dict[str, Any]) -> None:
     forecast = encode(recipe)
     _, source, _ = prepared(recipe)
-    groups = {group.kind: group.bytes for group in upkeep.summarise(source.store)}
+    found = upkeep.summarise(source.store)
+    assert {(group.kind, group.dtype) for group in found} == {("latent", "float32"), ("text", "packed")}
+    groups = {group.kind: group.bytes for group in found}
     texts = 48 + 6 + 4 * (6 * 16 + 64)
     assert forecast.bytes == groups["latent"] + forecast.captions * texts
     assert groups["text"] < forecast.captions * texts  # captions are stored without padding

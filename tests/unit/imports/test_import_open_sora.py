@@ -80,7 +80,7 @@ model = dict(
     depth_single_blocks=38,
     cond_embed=True,
 )
-dropout_ratio = {"t5": 0.31622777, "clip": 0.31622777}
+dropout_ratio = {"t5": 0.5, "clip": 0.4}
 ae = dict(
     type="hunyuan_vae",
     from_pretrained="weights/hunyuan_vae.safetensors",
@@ -299,7 +299,7 @@ def test_2_0_with_conditions(tmp_path: Path) -> None:
     assert (text.name, text.max_length, text.dim, text.pooled_dim) == ("flux", 512, 4096, 768)
     objective = recipe.objective
     assert (objective.timestep_shift, objective.timestep_sampling) == ("opensora-2.0", "logit-normal")
-    assert objective.caption_dropout == pytest.approx(0.1)
+    assert objective.caption_dropout == pytest.approx(0.2)
     assert objective.mask_ratios == {"image_head": 0.625, "image_tail": 0.125, "image_head_tail": 0.125}
 
 

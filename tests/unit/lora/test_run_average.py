@@ -149,7 +149,10 @@ def test_stored_averages_are_combined_to_the_nearest_profile(tmp_path: Path, sig
         step[i], step[i + 1] = 1e-3, -1e-3
         for other in (weights + step, weights - step):
             assert np.linalg.norm(other @ stored - wanted) >= np.linalg.norm(shares - wanted) * (1 - 1e-9)
+    (layer,) = found.result.layers
     value = load_file(target)["a.weight"].double()
+    assert layer.layer == "a.weight"
+    assert layer.norm == pytest.approx(float(value.norm()))
     torch.testing.assert_close(value, mixed(ways["a.weight"], shares), rtol=1e-4, atol=1e-5)
     dense = mixed(ways["a.weight"], wanted)
     assert float((value - dense).norm() / dense.norm()) < near

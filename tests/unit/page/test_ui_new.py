@@ -225,6 +225,8 @@ def test_models_and_folders_are_those_that_new_lora_takes(page: TestClient) -> N
     models = page.get("/api/new/models").json()
     assert [model["name"] for model in models] == list(registry.PRESETS)
     assert {model["family"] for model in models} == {family.name for family in registry.families()}
+    lines = {model["name"]: model["lines"] for model in models}
+    assert (lines["wan-2.1-14b"], lines["flux-dev"]) == (480, 0)  # of videos
     (mine,) = page.get("/api/new/folders").json()
     assert {name: mine[name] for name in ("path", "pictures", "videos", "captions")} == {
         "path": "mine",

@@ -13,6 +13,8 @@ from plan_summaries import bucket, summary
 
 from reelworks.core import units
 from reelworks.data.buckets.assign import Reason
+from reelworks.data.run import lock
+from reelworks.data.run.folder import RunFolder
 from reelworks.reports import plots, previews, run_data, run_facts, status
 from reelworks.reports.run_data import RunData
 from reelworks.training.coverage import speed
@@ -331,6 +333,15 @@ def test_the_advice_in_a_stage_changes_what_that_stage_leaves_out():
     in_b, in_a = run_facts.spikes(data)
     assert "--resume 10 --set 'stage.b.train.skip_steps=[[11, 11], [12, 12]]'" in in_b.remedy
     assert "--resume 5 --set 'stage.a.train.skip_steps=[[2, 2], [8, 8]]'" in in_a.remedy
+
+
+def test_a_run_that_did_not_stop_is_running_as_long_as_its_lock_is_held(tmp_path):
+    run = RunFolder(tmp_path)
+    run.create()
+    data = replace(told({"kind": "start", "step": 0, "resumed_from": None}), path=tmp_path)
+    assert status.state(data) == (status.KILLED, "plain")
+    with lock.hold(run.lock_file):
+        assert status.state(data) == ("running", "busy")
 
 
 def test_an_exception_is_told_in_place_of_a_kill():

@@ -283,14 +283,15 @@ def test_events_are_written_whatever_is_configured_and_read_along_by_who_asks(da
 def test_curves_of_parts_of_a_loss_are_means_of_the_steps_since_the_last_point(
     data_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each part is noisy; and a part that no step had since has no point."""
+    """Each part is noisy; and a part that no step had since has no point. Previews are shown beside them."""
     drawn: dict[str, list[tuple[int, float]]] = {}
 
     def log(step: int, values: dict[str, float]) -> None:
         for name, value in values.items():
             drawn.setdefault(name, []).append((step, value))
 
-    tracker = SimpleNamespace(log=log, close=lambda failed: None)
+    shown: list[tuple[object, ...]] = []
+    tracker = SimpleNamespace(log=log, show=lambda *what: shown.append(what), close=lambda failed: None)
     monkeypatch.setattr(trackers, "start", lambda *_: [tracker])
     data, run = data_of(), RunFolder(tmp_path / "run")
     run.create()
@@ -303,6 +304,8 @@ def test_curves_of_parts_of_a_loss_are_means_of_the_steps_since_the_last_point(
                 loss_by_range={number // 11: 2.0},
             )  # fmt: skip
             logger.after_step(TrainedStep(replace(first, global_step=number - 1), result, [], 0.1, 0.0))
+        logger.show(20, [Path("a.png")], ["a kite"])
+    assert shown == [(20, [Path("a.png")], ["a kite"])]
     (bucket,) = [name for name in drawn if name.startswith("loss_by_bucket/")]
     assert drawn[bucket] == [(10, 5.5), (20, 50.0)]
     assert sorted(points for name, points in drawn.items() if name.startswith("loss_by_timestep/")) == [
