@@ -116,6 +116,15 @@ def test_a_file_that_states_no_size_is_read_whole_or_refused() -> None:
         user_files.read_bytes(STATES_NO_SIZE, len(whole) // 2)
 
 
+def test_a_file_that_a_library_opens_has_at_most_so_many_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "clips.parquet"
+    path.write_bytes(bytes(10))
+    user_files.require(path, 10)
+    user_files.require(path)
+    with pytest.raises(OSError, match=r"10 bytes or more, and at most 9 are read"):
+        user_files.require(path, 9)
+
+
 def test_what_is_unpacked_is_read_up_to_its_limit_however_small_the_packed_file_is() -> None:
     most = 3 << 20
     with gzip.open(io.BytesIO(gzip.compress(bytes(most)))) as file:
