@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import media_makers as media
 import pytest
+from refused import refused
 
+from reelworks.annexes.quality import run
 from reelworks.commands import show
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.scan.scan import ScanProgress, scan_sources
+from reelworks.data.catalog.store import compact
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.loader.catalog_view import rows_of
 
@@ -53,6 +57,33 @@ def test_while_a_scan_runs_others_read_the_former_version(sources: list[Source],
     assert seen
     assert set(seen) == {before}
     assert Catalog.open(folder).digest() != before
+
+
+@pytest.mark.parametrize("verb", ["scan", "measure", "compact"])
+def test_who_has_lost_the_lock_meanwhile_changes_nothing(
+    sources: list[Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """Where there are no kernel's locks, a process that was stopped for a minute has lost it to another one."""
+    folder, (a, b) = tmp_path / "catalog", sources
+    for some in ([a], sources):
+        scan_sources(some, folder, workers=1)
+    before = {file: file.read_bytes() for file in folder.glob("[!.]*.*")}
+
+    def lose(*_: object) -> int:
+        (folder / ".lock").unlink(missing_ok=True)
+        return 0
+
+    media.write_picture(b.root / "new.png", 7)
+    monkeypatch.setattr(compact, "_num_bytes", lose)
+    monkeypatch.setattr(run, "_of_lists", lambda *_: lose() or {})
+    verbs: dict[str, Callable[[], object]] = {
+        "scan": lambda: scan_sources(sources, folder, workers=1, on_progress=lose),
+        "measure": lambda: run.measure_catalog(folder, ["exposure"], workers=1),
+        "compact": lambda: compact.compact(folder),
+    }
+    with refused("lock-lost", "catalog", says="its lock file was removed"):
+        verbs[verb]()
+    assert {file: file.read_bytes() for file in before} == before
 
 
 def test_progress_without_a_terminal_is_lines_of_text(

@@ -35,11 +35,13 @@ from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.media import location
 from reelworks.data.run import lock
+from reelworks.data.run.lock import LockHandle
 
 _SECONDS_BETWEEN_WRITES, _SECONDS_BETWEEN_REPORTS = 5.0, 0.2
 _CLIPS_PER_CALL = 4
 TIMEOUT_SECONDS = 600.0  # a class may load a network first
 _REMEDY = "wait until it has ended"
+_Kinds = Mapping[str, type[Any]]  # classes of measures by their entries
 OnClips = Callable[[int, int], None]  # is given the number of clips measured so far and in total
 
 
@@ -132,12 +134,12 @@ def measure_catalog(
             known = {} if measured else {entry: known[entry] for entry in single}
             if measured:
                 failed = _measure_all(pending, kept, connection, on_progress, engine, timeout_seconds)
-            with lock.hold(path / ".lock", doing="scan", field="catalog", remedy=_REMEDY):
+            with lock.hold(path / ".lock", doing="scan", field="catalog", remedy=_REMEDY) as held:
                 newest = Catalog.open(path)
                 if newest.parts != catalog.parts:  # a scan found other clips meanwhile
                     keyed, known = _Keyed.open(newest, measures), {}
                 known = known or _kept_values(single, keyed, kept)
-                written, changed, not_compared = _write_scores(newest, keyed, measures, known, kept)
+                written, changed, not_compared = _write_scores(newest, keyed, measures, known, kept, held)
                 compared = {entry: kind for entry, kind in measures.items() if entry not in not_compared}
                 before = catalog if newest.parts == catalog.parts else None
                 _remember(before, written, compared, is_complete=not failed)
@@ -151,7 +153,7 @@ def measure_catalog(
     return MeasureResult(len(live), measured, changed, tuple(failed), tuple(summaries), catalog.version, notes)
 
 
-def _columns_of(measures: Mapping[str, type[Any]], complete_in: str) -> dict[str, WrittenColumn]:
+def _columns_of(measures: _Kinds, complete_in: str) -> dict[str, WrittenColumn]:
     return {
         column: WrittenColumn(label, entry, complete_in)
         for entry, kind in measures.items()
@@ -159,7 +161,7 @@ def _columns_of(measures: Mapping[str, type[Any]], complete_in: str) -> dict[str
     }
 
 
-def _remember(before: Catalog | None, after: Catalog, measures: Mapping[str, type[Any]], *, is_complete: bool) -> None:
+def _remember(before: Catalog | None, after: Catalog, measures: _Kinds, *, is_complete: bool) -> None:
     """Remember what the columns of these measures were written from; others that were complete in `before` still are."""
     known, now = kept_measures.written_columns(after.path), ""
     if before is not None:
@@ -181,12 +183,10 @@ class _Keyed(NamedTuple):
     caption_keys: U64
 
     @classmethod
-    def open(cls, catalog: Catalog, measures: Mapping[str, type[Any]]) -> _Keyed:
+    def open(cls, catalog: Catalog, measures: _Kinds) -> _Keyed:
         rows = _readable(catalog.live())
-        keys = kept_measures.keys_of(rows)
-        return cls(
-            rows, keys, kept_measures.keys_of_captions(rows) if any(map(_of_caption, measures.values())) else keys
-        )
+        keys, by_caption = kept_measures.keys_of(rows), any(map(_of_caption, measures.values()))
+        return cls(rows, keys, kept_measures.keys_of_captions(rows) if by_caption else keys)
 
 
 class _ToMeasure(NamedTuple):
@@ -205,7 +205,7 @@ class _ToMeasure(NamedTuple):
     keys: U64
     caption_keys: U64
     missing: NDArray[np.bool_]
-    kinds: Mapping[str, type[Any]]
+    kinds: _Kinds
 
     def entries(self, index: int, *, of_networks: bool) -> tuple[str, ...]:
         """Return the entries of measures that a clip lacks, of those that run networks or of the others."""
@@ -213,7 +213,7 @@ class _ToMeasure(NamedTuple):
         return tuple(e for (e, kind), lacks in lacking if lacks and registry.runs_network(kind) == of_networks)
 
 
-def _kept_values(measures: Mapping[str, type[Any]], clips: _Keyed, kept: KeptMeasures) -> dict[str, Any]:
+def _kept_values(measures: _Kinds, clips: _Keyed, kept: KeptMeasures) -> dict[str, Any]:
     """Return the kept values of measures by entry, `[N, labels]`, masked where there are none, read at once for equal keys."""
     found = {}
     for of_caption in (False, True):
@@ -226,7 +226,7 @@ def _kept_values(measures: Mapping[str, type[Any]], clips: _Keyed, kept: KeptMea
     return found
 
 
-def _pending(clips: _Keyed, measures: Mapping[str, type[Any]], known: Mapping[str, Any]) -> _ToMeasure:
+def _pending(clips: _Keyed, measures: _Kinds, known: Mapping[str, Any]) -> _ToMeasure:
     missing = np.stack([known[entry].mask.any(axis=1) for entry in measures], axis=1)
     needed = np.flatnonzero(missing.any(axis=1))
     needed = needed[np.unique(clips.caption_keys[needed], return_index=True)[1]]
@@ -324,7 +324,7 @@ def _of_lists(catalog: Catalog, rows: CatalogRows) -> dict[str, frozenset[str]]:
     return {name: catalog.list_scores(name) for name in present}
 
 
-def _notes(catalog: Catalog, measures: Mapping[str, type[Any]]) -> list[str]:
+def _notes(catalog: Catalog, measures: _Kinds) -> list[str]:
     """Tell which scores of lists stand in place of measured ones."""
     names = {column.name for kind in measures.values() for column in kind.columns}
     return [
@@ -335,7 +335,7 @@ def _notes(catalog: Catalog, measures: Mapping[str, type[Any]]) -> list[str]:
 
 
 def _write_scores(
-    catalog: Catalog, clips: _Keyed, measures: Mapping[str, type[Any]], known: Mapping[str, Any], kept: KeptMeasures
+    catalog: Catalog, clips: _Keyed, measures: _Kinds, known: Mapping[str, Any], kept: KeptMeasures, held: LockHandle
 ) -> tuple[Catalog, int, dict[str, str]]:
     """Write the kept values as scores of the live rows.
 
@@ -366,6 +366,7 @@ def _write_scores(
         at = np.arange(min(len(rows), 1))  # a column that no clip has a value in is there, too
     if len(at):
         sources = [_source(catalog, rows, name, own) for name, own in _of_lists(catalog, rows).items()]
+        held.check()
         catalog = catalog.append_scores(rows, at, scores, sources)
     return catalog, int(changed.sum()), problems
 

@@ -126,9 +126,8 @@ def opened(path: MediaPath, file: BinaryIO | None = None) -> OpenVideo:
     except BaseException:
         container.close()
         raise
-    if crop is not None and not crop.fits(stream.height, stream.width):
-        crop = None
-    return OpenVideo(path, container, stream, crop, len(streams) > 1)
+    fits = crop is not None and crop.fits(stream.height, stream.width)
+    return OpenVideo(path, container, stream, crop if fits else None, len(streams) > 1)
 
 
 def sound(path: MediaPath) -> av.container.InputContainer:

@@ -111,7 +111,7 @@ def scan_sources(
     with executors.connect(engine, workers) as executor:
         listings = [list_source(source) for source in sources]
         with (
-            _locked(catalog_path) as (folder, unwritable),
+            _locked(catalog_path) as (folder, require_held),
             files.writing("catalog", catalog_path),
             ScanJournal(folder) as journal,
         ):
@@ -125,8 +125,8 @@ def scan_sources(
             notes = _apply_all(update, listed, examine_all, on_progress, journal, engine)
             retired = update.retired(names)
             changes = update.new or update.changed or len(retired) or update.outdated
-            if changes and unwritable is not None:
-                raise unwritable
+            if changes:
+                require_held()
             frame_index.write(catalog_path, update.frame_times)
             if changes:
                 reader = {"reader": str(probe.VERSION)}
@@ -148,21 +148,24 @@ def scan_sources(
 
 
 @contextmanager
-def _locked(catalog_path: Path) -> Iterator[tuple[Path, UserError | None]]:
-    """Hold the catalog's lock, and yield the folder of the scan's journal, and why the lock cannot be had.
+def _locked(catalog_path: Path) -> Iterator[tuple[Path, Callable[[], None]]]:
+    """Hold the catalog's lock, and yield the folder of the scan's journal, and what raises if the lock is not held.
 
     A catalog that others share to be read is compared without: it is good as long as nothing in it is to be changed.
     """
     with ExitStack() as stack:
         held = lock.hold(catalog_path / ".lock", doing="scan", field="catalog", remedy="wait until it has ended")
         try:
-            stack.enter_context(held)
+            folder, check = catalog_path, stack.enter_context(held).check
         except UserError as error:
             if error.code != "file-unwritable" or not (catalog_path / "catalog.json").exists():
                 raise
-            yield Path(stack.enter_context(TemporaryDirectory())), error
-            return
-        yield catalog_path, None
+            folder, check = Path(stack.enter_context(TemporaryDirectory())), partial(_raise, error)
+        yield folder, check
+
+
+def _raise(error: UserError) -> None:
+    raise error
 
 
 def _apply_all(
