@@ -94,12 +94,18 @@ def test_footage_of_a_format_fills_the_resolution_of_its_name(
 
 
 @pytest.mark.parametrize(
-    ("resolution", "size"),
-    [("1080p", (1072, 1920)), ("720p", (720, 1280)), ("480p", (480, 848)), ("1440px", (1088, 1920))],
+    ("resolution", "ratio", "size"),
+    [
+        ("1080p", 16 / 9, (1072, 1920)),
+        ("720p", 16 / 9, (720, 1280)),
+        ("480p", 16 / 9, (480, 848)),
+        ("480p", 1.785, (480, 848)),
+        ("1440px", 16 / 9, (1088, 1920)),
+    ],
 )
-def test_sizes_at_16_9(resolution: str, size: tuple[int, int]) -> None:
-    """Named lines are never exceeded; other resolutions stay nearest to their pixels."""
-    assert sizes.size_at(resolution, 16 / 9, (16, 16)) == size
+def test_sizes_at_16_9(resolution: str, ratio: float, size: tuple[int, int]) -> None:
+    """Named lines are reached and never exceeded; other resolutions stay nearest to their pixels."""
+    assert sizes.size_at(resolution, ratio, (16, 16)) == size
 
 
 def test_buckets_of_an_entry_are_distinct_sizes_near_its_budget() -> None:

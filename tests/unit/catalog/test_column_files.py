@@ -6,14 +6,16 @@ import gc
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import media_makers as media
+import pyarrow as pa
 import pytest
 
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.scan.scan import scan_sources
 from reelworks.data.catalog.store import column_files
-from reelworks.data.catalog.store.schema import DERIVED, SCHEMA
+from reelworks.data.catalog.store.schema import DERIVED, SCHEMA, TEXT
 from reelworks.data.catalog.store.store import Catalog
 
 NAMES = [*SCHEMA.names, *DERIVED]
@@ -64,6 +66,15 @@ def test_mapped_columns_are_those_that_are_read(catalog, read, mapping) -> None:
         Catalog.open(catalog).live().uid[0] = 0
 
 
+@pytest.mark.parametrize("word", ["grün", None])
+def test_texts_may_be_parts_of_an_array(tmp_path: Path, word: str | None) -> None:
+    texts = pa.array(["a", "bc", "def", word, "", "g"], TEXT)
+    opened = column_files.ColumnFiles.open(tmp_path / "columns-1")
+    assert opened is not None
+    found = opened.get("t", lambda: [texts.slice(1, 2), texts.slice(3)])
+    assert found.to_pylist() == texts.to_pylist()[1:]
+
+
 def test_a_damaged_file_is_written_anew(catalog, read, mapping) -> None:
     parts = ("uid.values", "uid.json", "caption.valid", "caption.bytes", "alive.values", "kind.json")
     for damage in ("torn", "changed", "gone"):
@@ -77,8 +88,12 @@ def test_a_damaged_file_is_written_anew(catalog, read, mapping) -> None:
         assert columns(catalog) == read, damage
 
 
-def test_a_folder_that_cannot_be_written_costs_memory_alone(catalog, read, mapping, monkeypatch) -> None:
-    monkeypatch.setattr(column_files.storage, "fsync", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+@pytest.mark.parametrize("disk", ["full", "almost full"])
+def test_a_folder_that_cannot_be_written_costs_memory_alone(catalog, read, mapping, monkeypatch, disk: str) -> None:
+    if disk == "full":
+        monkeypatch.setattr(column_files.storage, "fsync", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+    else:  # checkpoints need the rest
+        monkeypatch.setattr(column_files.shutil, "disk_usage", lambda _: SimpleNamespace(total=100, free=4))
     assert columns(catalog) == read
     assert not [file for file in folder_of(catalog).iterdir() if file.suffix != ".lock"]
 

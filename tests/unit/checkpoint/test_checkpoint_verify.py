@@ -81,8 +81,10 @@ def test_the_newest_good_one_is_found(store: CheckpointFolder) -> None:
 
 
 @pytest.mark.parametrize("good", [[], [100], [300], [500], [200, 400]])
-def test_bad_ones_are_set_aside_once_a_good_one_is_loaded(store: CheckpointFolder, good: list[int]) -> None:
-    """Where none is good, the storage or the memory may be at fault, and all stay; of others the newest three stay."""
+def test_bad_ones_are_set_aside_once_a_good_one_is_loaded(
+    store: CheckpointFolder, good: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each is told once. Where none is good, the storage or the memory may be at fault, and all stay; of others the newest three stay."""
     steps = [*store.steps(), 400, 500]
     for step in steps[3:]:
         write_plain(store, step)
@@ -100,6 +102,8 @@ def test_bad_ones_are_set_aside_once_a_good_one_is_loaded(store: CheckpointFolde
         with refused("no-good-checkpoint", "checkpoints"):
             newest()
     bad = [step for step in steps if good and step > max(good)]
+    told = [each.args[0] for each in caplog.records if each.msg.endswith("is skipped: %s") and each.args]
+    assert not good or told == bad[::-1]
     assert store.steps() == [step for step in steps if step not in bad]
     aside = sorted(path.name for path in store.root.glob(".bad-*"))
     assert [int(name.split("-")[2]) for name in aside] == bad[-3:]

@@ -143,6 +143,14 @@ def test_what_is_there_is_filled_in_place(tmp_path: Path) -> None:
     assert losses == [1.0, 2.0]
 
 
+@pytest.mark.parametrize("there", [deque([1], maxlen=3), deque([1]), deque([1], maxlen=5), [1]])
+def test_a_queue_has_the_length_that_was_saved(tmp_path: Path, there: Any) -> None:
+    store, saved = rw.CheckpointStore(tmp_path), deque(range(5), maxlen=5)
+    store.save(1, {"recent": saved})
+    store.load(1, state := {"recent": there})
+    assert (state["recent"], state["recent"].maxlen) == (saved, 5)
+
+
 class Grows:
     """An object without a fixed structure."""
 

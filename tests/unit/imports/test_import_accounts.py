@@ -56,15 +56,18 @@ def subsets(*folders: tuple[Path, int], more: str = "") -> str:
     return f'[general]\ncaption_extension = ".txt"\n{more}\n{"".join(blocks)}'
 
 
-def test_samples_count_pictures_and_no_masks(tmp_path: Path) -> None:
-    """Eight samples of four pictures are two of each, with masks and conditions beside them or not."""
+@pytest.mark.parametrize(("more", "number"), [({}, 4), ({"include_subdirectories": True}, 6)])
+def test_samples_count_pictures_and_no_masks(tmp_path: Path, more: dict[str, Any], number: int) -> None:
+    """Twice as many samples as pictures are two of each, with masks and conditions beside them or not; each picture is one clip."""
     folder = pictures(tmp_path / "mug", 4)
+    pictures(folder / "below", 2)
     for ending in ("-masklabel", "-condlabel"):
         for i in range(4):
             Image.new("L", (512, 512), 255).save(folder / f"{i}{ending}.png")
-    made, read = imported(tmp_path, onetrainer(concept(folder, balancing=8, balancing_strategy="SAMPLES")), ".json")
+    samples = {"balancing": 2 * number, "balancing_strategy": "SAMPLES"}
+    made, read = imported(tmp_path, onetrainer(concept(folder, **samples, **more)), ".json")
     assert made.clips is not None
-    assert (read.dataset[0].repeats, made.clips.former_trained) == (2, 4)
+    assert (read.dataset[0].repeats, made.clips.former_trained, made.clips.here_trained) == (2, number, number)
 
 
 @pytest.mark.parametrize(("multi", "rest"), [(False, 1), (True, 3)])
@@ -179,3 +182,20 @@ def test_ai_toolkit_names_no_clip_whose_trigger_is_replaced(tmp_path: Path) -> N
     assert made.clips is not None
     assert read.dataset[0].trigger == "p3r"
     assert made.clips.other_captions == {}
+
+
+@pytest.mark.parametrize("trainer", ["onetrainer", "simpletuner"])
+def test_captions_of_tags_that_both_shuffle_are_no_others(tmp_path: Path, trainer: str) -> None:
+    """By default OneTrainer keeps the first tag in its place, and SimpleTuner none."""
+    folder = pictures(tmp_path / "mug", 2, side=64)
+    for i, text in enumerate(["mug, red", "mug, red, on a table"]):
+        (folder / f"{i}.txt").write_text(text, encoding="utf-8")
+    config = onetrainer(concept(folder, text={"prompt_source": "sample", "enable_tag_shuffling": True}))
+    if trainer == "simpletuner":
+        backend = {"id": "mug", "type": "local", "instance_data_dir": str(folder), "caption_strategy": "textfile"}
+        backends = [{**backend, "resolution": 256, "resolution_type": "pixel", "caption_shuffle": {"enable": True}}]
+        config = {"model_family": "flux", "model_type": "lora", "max_train_steps": 9, "data_backend_config": backends}
+    made, read = imported(tmp_path, config, ".json")
+    assert (read.dataset[0].shuffle_tags, read.dataset[0].keep_tags) == (True, int(trainer == "onetrainer"))
+    assert made.clips is not None
+    assert (made.clips.former_trained, made.clips.other_captions) == (2, {})

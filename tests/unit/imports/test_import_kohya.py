@@ -303,6 +303,14 @@ def test_a_warm_up_counts_the_steps_of_all_processes(tmp_path: Path, processes: 
     assert converted(tmp_path, command=made)[1].train.warmup_steps == steps
 
 
+@pytest.mark.parametrize(("every", "last", "kept"), [(100, 200, 2), (100, 250, 3), (300, 100, 1)])
+def test_files_stay_as_long_as_there(tmp_path: Path, every: int, last: int, kept: int) -> None:
+    options = f"--save_every_n_steps={every} --save_last_n_steps={last} --save_last_n_steps_state={2 * last}"
+    recipe = converted(tmp_path, command=command("sdxl_train_network.py", "a/b", options))[1]
+    assert (recipe.exports.keep_last, recipe.checkpoints.every_steps) == (kept, every)
+    assert recipe.checkpoints.keep_last == -(-2 * last // every)
+
+
 def test_kandinsky_5_is_told_by_its_task(tmp_path: Path) -> None:
     """Tokens attend to all others here, whatever the task, and an option of the attention there is not taken."""
     command = (

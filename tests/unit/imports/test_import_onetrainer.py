@@ -123,6 +123,16 @@ def test_a_concept_has_its_own_name_though_another_ones_folder_has_it(tmp_path: 
     assert [each.name for each in converted(tmp_path, path)[1].dataset] == ["b", "a", "c"]
 
 
+def test_previews_have_the_settings_of_the_first_sample_that_is_shown(tmp_path: Path) -> None:
+    off = {"enabled": False, "prompt": "a cup", "height": 512, "width": 512, "diffusion_steps": 9}
+    shown = [{"enabled": True, "prompt": name, "height": 768, "width": 1024, "diffusion_steps": 30} for name in "bc"]
+    made, recipe = converted(tmp_path, write(tmp_path, PRESET | {"samples": [off, *shown]}))
+    previews = recipe.samples
+    assert (previews.prompts, previews.height, previews.width) == (["b", "c"], 768, 1024)
+    assert previews.num_inference_steps == 30
+    assert [told(made)[f"samples.{n}.height"][0] for n in range(3)] == [Fate.NO_MEANING, Fate.TAKEN, Fate.DEFAULT]
+
+
 def test_a_rate_falls_as_often_over_the_epochs(tmp_path: Path) -> None:
     restarts = {"learning_rate_scheduler": "COSINE_WITH_HARD_RESTARTS", "learning_rate_cycles": 4.0, "epochs": 8}
     made, recipe = converted(tmp_path, write(tmp_path, PRESET | restarts))

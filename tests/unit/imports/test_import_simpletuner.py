@@ -55,6 +55,13 @@ def test_two_files_of_one_run_need_not_name_each_other(tmp_path: Path) -> None:
     assert recipe.dataset[0].path == "clips-1"
 
 
+@pytest.mark.parametrize("key", ["disabled", "disable"])
+def test_a_backend_that_is_off_is_not_trained(tmp_path: Path, key: str) -> None:
+    off = {**PICTURES, "id": "off", "instance_data_dir": "others", key: True}
+    _, recipe = converted(tmp_path, *written(tmp_path, {}, off, PICTURES))
+    assert [data.path for data in recipe.dataset] == ["pictures"]
+
+
 def test_files_are_found_from_the_folder_of_simpletuner(tmp_path: Path) -> None:
     folder = tmp_path / "config" / "mine"
     folder.mkdir(parents=True)

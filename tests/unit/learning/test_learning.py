@@ -132,6 +132,16 @@ def test_a_high_loss_makes_no_rank_where_the_caption_lowers_it() -> None:
     assert learning.words_of(made).word[0] == Word.NOT_LEARNT
 
 
+def test_clips_are_compared_with_no_held_out_ones() -> None:
+    """Whatever was measured of these."""
+    shares = []
+    for gain in (0.1, -2.0):
+        made = table()
+        made.held_out[120:], made.shown[120:], made.gain[120:] = True, 0, gain
+        shares.append(learning.words_of(made).share[:120].tolist())
+    assert shares[0] == shares[1]
+
+
 def test_what_a_lora_draws_without_its_caption_is_known_by_heart() -> None:
     made = table()
     made.by_heart[:] = np.random.default_rng(0).normal(0.1, 0.02, len(made))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import prepare_files as files
 import pytest
-from catalog_rows import rows
+from catalog_rows import PICTURE, rows
 from refused import refused
 
 from reelworks.commands import show_plan
@@ -18,6 +18,7 @@ from reelworks.data.buckets.assign import Reason
 from reelworks.data.loader import eligibility, exclude_file
 from reelworks.data.loader.exclude_file import ExcludeList
 from reelworks.data.media.config import DataConfig
+from reelworks.data.media.sound import SoundSpec
 from reelworks.training.plan import plan_forecast
 from reelworks.training.plan.rejections import LeftOutClip
 from reelworks.training.recipe import dataset as sources
@@ -84,6 +85,30 @@ def test_hdr_and_interlaced_clips_are_left_out_only_if_the_recipe_says_so(key: s
 
     assert told(DataConfig(**{key: "reject"})) == label[key]
     assert set(told(DataConfig())) == {"none", "no_caption"}
+
+
+@pytest.mark.parametrize("missing", ["leave_out", "silent"])
+@pytest.mark.parametrize("fps", [None, 24.0])
+def test_clips_of_a_model_with_sound_have_it_and_last_as_long_as_it(missing: Any, fps: float | None) -> None:
+    """Without a rate, frames that are spaced unevenly do not, and with one those of a slower clip."""
+    heard = {"sound": "aac"}
+    clips = rows(heard, {**heard, "variable_fps": True}, {**heard, "fps": 12.0}, {"fps": 23.976}, PICTURE)
+    found = eligibility.exclusion_reasons(
+        clips,
+        [],
+        DataConfig(fps=fps),
+        companions=(),
+        in_exclude_file=np.zeros(len(clips), np.bool_),
+        sound=SoundSpec(16_000, 2, 640, 24.0, missing),
+    )
+    silent = "no_sound" if missing == "leave_out" else "none"
+    assert [Reason(reason).label for reason in found.tolist()] == [
+        "none",
+        "sound_timing" if fps is None else "none",
+        "sound_timing",
+        silent,
+        "no_sound",
+    ]
 
 
 def test_a_background_is_three_levels(folder: Path) -> None:

@@ -89,6 +89,17 @@ def test_a_last_box_may_be_as_long_as_the_file(tmp_path: Path) -> None:
     assert probe.probe(path) == found
 
 
+@pytest.mark.parametrize("area", [ShownArea(0, 0, 640, 640), ShownArea(2, 0, 32, 32), ShownArea(-1, 0, 16, 16)])
+def test_a_window_that_does_not_lie_in_the_frames_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, area: ShownArea
+) -> None:
+    path = files.write(tmp_path / "a.mkv", files.numbered(2))
+    whole = probe.probe(path)
+    monkeypatch.setattr(containers, "shown_area", lambda *_: area)
+    assert probe.probe(path) == whole
+    assert files.decoded_frames(path) == 2
+
+
 def box(kind: bytes, *content: bytes) -> bytes:
     inside = b"".join(content)
     return (8 + len(inside)).to_bytes(4, "big") + kind + inside

@@ -13,7 +13,7 @@ import pytest
 from av.stream import Disposition
 
 from reelworks.core.shape import Shape
-from reelworks.data.media import decode, probe
+from reelworks.data.media import decode, probe, video
 from reelworks.data.media.decode import Request, load
 from reelworks.data.media.reading import MediaError
 
@@ -166,6 +166,23 @@ def test_a_cover_picture_is_no_film(tmp_path: Path) -> None:
         container.mux(sound.encode(None))
     with pytest.raises(MediaError, match="no video stream that can be decoded"):
         load(request(path, 1))
+
+
+def test_a_picture_beside_a_film_is_not_shown_though_it_is_larger(tmp_path: Path) -> None:
+    film, path = files.write(tmp_path / "film.mkv", files.numbered(4)), tmp_path / "a.mkv"
+    with av.open(str(film)) as read, av.open(str(path), "w") as container:
+        still = container.add_stream("mjpeg", rate=1)
+        still.width, still.height, still.pix_fmt = 640, 480, "yuvj420p"
+        shown = container.add_stream_from_template(read.streams.video[0])
+        still.disposition = shown.disposition = Disposition.default
+        picture = av.VideoFrame.from_ndarray(np.zeros((480, 640, 3), np.uint8), format="rgb24")
+        container.mux([*still.encode(picture), *still.encode(None)])
+        for packet in read.demux(read.streams.video[0]):
+            if packet.dts is not None:
+                packet.stream = shown
+                container.mux(packet)
+    with video.opened(path) as opened:
+        assert (opened.has_others, opened.size) == (False, files.numbered(4)[0].shape[:2])
 
 
 def test_too_few_frames(clip: Path) -> None:

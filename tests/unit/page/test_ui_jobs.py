@@ -107,7 +107,7 @@ def test_a_process_that_vanished_has_failed(tmp_path):
         (-1, "warning: clips are slow", "killed by SIGHUP"),
         (None, "warning: clips are slow", "killed, or its machine was lost"),
         (1, "Traceback (most recent call last):\n  File x\nValueError: no such x", "ValueError: no such x"),
-        (2, "warning: clips are slow\nerror: a\nremedy: b", "error: a\nremedy: b"),
+        (2, "error: of a part that was tried again\nerror: a\nremedy: b", "error: a\nremedy: b"),
     ],
 )
 def test_a_command_that_was_killed_did_not_fail_by_the_last_line_that_it_printed(tmp_path, code, printed, told):
@@ -115,6 +115,19 @@ def test_a_command_that_was_killed_did_not_fail_by_the_last_line_that_it_printed
     jobs.write(tmp_path / "000001.json", job)
     (tmp_path / "000001.log").write_text(printed, encoding="utf-8")
     assert Jobs(tmp_path).error(job) == told
+
+
+def test_of_many_jobs_the_oldest_that_have_ended_are_forgotten_with_their_output(tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "_KEPT", 1)
+    old = jobs.PageJob("000001", "train", "a", (), str(tmp_path), 0.0, state="running", process=Process.here())
+    for number, more in enumerate(({}, {"state": "done", "ended": 1.0}, {"state": "done", "ended": 2.0}), 1):
+        job = replace(old, id=f"{number:06}", **more)
+        jobs.write(tmp_path / f"{job.id}.json", job)
+        (tmp_path / f"{job.id}.log").touch()
+    queue = Jobs(tmp_path)
+    made = queue.add("train", "b", ["--version"], tmp_path)  # waits
+    assert [job.id for job in queue.list()] == ["000001", "000003", made.id]
+    assert sorted(file.stem for file in tmp_path.glob("*.log")) == ["000001", "000003"]
 
 
 def test_a_command_that_starts_slowly_runs_until_its_process_has_ended(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import fabricate
 import page_client
@@ -15,7 +16,8 @@ import places
 import pytest
 from page_client import page
 
-from reelworks.annexes.page import context, event_index, runs
+from reelworks.annexes.page import context, event_index, jobs, runs
+from reelworks.annexes.page.workspace import key_of
 from reelworks.core import files
 from reelworks.data.run import lock
 from reelworks.data.run.events import EventLog
@@ -167,6 +169,29 @@ def test_a_run_that_ended_tells_whether_it_is_to_go_on(root, tmp_path, reason, s
     EventLog(tmp_path / "ended" / "events.jsonl").write("stop", step=120, reason=reason)
     told = of(page_client.client(tmp_path), "ended")
     assert (told["state"], told["detail"]) == (state, detail)
+
+
+@pytest.mark.parametrize(("later", "state", "detail"), [(-60, "finished", ""), (60, "crashed", "error: no weights")])
+def test_a_job_that_failed_is_told_of_its_run_unless_that_ended_later(root, tmp_path, later, state, detail):
+    run = tmp_path / "ended"
+    shutil.copytree(root / "runs" / "first", run)
+    EventLog(run / "events.jsonl").write("stop", step=120, reason="finished")
+    client = page_client.client(tmp_path)
+    folder = client.app.state.context.jobs.folder
+    folder.mkdir(parents=True)
+    job = jobs.PageJob("000001", "train", "a", (), str(tmp_path), 0.0, subject=key_of(run))
+    jobs.write(folder / "000001.json", replace(job, state="failed", ended=time.time() + later, code=2))
+    (folder / "000001.log").write_text("error: no weights", encoding="utf-8")
+    told = of(client, "ended")
+    assert (told["state"], told["detail"]) == (state, detail)
+
+
+def test_a_run_ends_at_the_first_of_its_ends(tmp_path):
+    run = run_data.RunFolder(tmp_path)
+    stages = "".join(f'[[stage]]\nname = "{name}"\nsteps = {steps}\n' for name, steps in (("a", 20), ("b", 10)))
+    for most, total in ((25, 25), (50, 30)):
+        run.recipe_file.write_text(f"[train]\nmax_steps = {most}\n{stages}", encoding="utf-8")
+        assert runs.total_steps(run) == total
 
 
 def test_a_list_of_many_runs_reads_what_is_new_and_tells_no_state_of_a_part(root, tmp_path, monkeypatch):

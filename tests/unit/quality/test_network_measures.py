@@ -22,6 +22,7 @@ from transformers.models.yolos import modeling_yolos
 
 from reelworks.annexes.quality import clip_measures, registry
 from reelworks.annexes.quality.measure import ClipPictures
+from reelworks.annexes.quality.networks import Networks, WaitingClip
 from reelworks.annexes.quality.picture import TEXT_PACKAGE
 from reelworks.annexes.quality.run import MeasureResult, measure_catalog
 from reelworks.data.catalog.config import Source
@@ -389,6 +390,23 @@ def test_the_area_of_boxes_counts_what_several_cover_once() -> None:
     boxes = np.array([[0.0, 0.0, 0.5, 0.5], [0.25, 0.25, 0.75, 0.75], [0.9, 0.9, 1.2, 1.1]])
     assert clip_measures.covered_area(boxes) == pytest.approx(0.25 + 0.25 - 0.0625 + 0.01)
     assert clip_measures.covered_area(boxes[:0]) == 0
+
+
+def test_each_clip_that_a_network_fails_on_is_told_and_no_other() -> None:
+    class Failing:
+        name, weights = "odd", None
+
+        def __init__(self, weights: None) -> None:
+            pass
+
+        def of_clips(self, clips: Any) -> Any:
+            raise ValueError("no picture")
+
+    found = Networks({"odd": Failing})
+    for place, entries in enumerate([("odd",), (), ("odd",)]):
+        assert found.add(WaitingClip(place, ClipPictures(np.zeros((1, 8, 8, 3), np.uint8), ""), entries)) == []
+    problem = "odd: ValueError: no picture"
+    assert [each.problems for each in found.rest()] == [[problem], [], [problem]]
 
 
 def test_weights_that_are_missing_damaged_or_not_wanted_are_told(

@@ -378,6 +378,14 @@ def test_names_of_stages_lie_within_the_plot():
     ]
 
 
+@pytest.mark.parametrize("saves", [1, 100, 101, 950])
+def test_of_many_saves_ticks_show_some_from_the_first_to_the_last(saves):
+    ticks = plots._save_ticks(told(*({"kind": "checkpoint", "step": 10 * i} for i in range(1, saves + 1))))
+    steps = [tick["x0"] for tick in ticks]
+    assert len(steps) == saves or plots.MAX_MARKERS // 2 < len(steps) <= plots.MAX_MARKERS
+    assert (steps[0], saves * 10 - steps[-1] < 10 * saves // plots.MAX_MARKERS + 10) == (10, True)
+
+
 def test_of_very_many_steps_a_report_holds_few_and_counts_all(tmp_path, monkeypatch):
     run = fabricate.make(tmp_path / "run", steps=40, every=10, crash_at=17)
     whole = run_data.load(run)

@@ -22,6 +22,7 @@ from reelworks.core import system
 from reelworks.core.errors import UserError
 from reelworks.data.run import heartbeat, lock
 from reelworks.data.run.heartbeat import LockOwner
+from reelworks.data.run.process import Process
 
 # Holds, then answers each line it is given with what it knows of its lock.
 _HOLD = """
@@ -60,11 +61,11 @@ with lock.hold(Path(sys.argv[1])) as held:
     print(fork, flush=True)
     sys.stdin.read()
 """
-Process = subprocess.Popen[str]
+Holder = subprocess.Popen[str]
 
 
 @contextmanager
-def holder(path: Path, code: int = 0) -> Iterator[Process]:
+def holder(path: Path, code: int = 0) -> Iterator[Holder]:
     """Another process that holds a lock; with an error number, one that flock fails with."""
     command = [sys.executable, "-c", _HOLD, str(path), str(code)]
     with subprocess.Popen(
@@ -78,7 +79,7 @@ def holder(path: Path, code: int = 0) -> Iterator[Process]:
             process.kill()
 
 
-def ask(process: Process) -> str:
+def ask(process: Holder) -> str:
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write("\n")
@@ -320,6 +321,20 @@ def test_of_several_that_wait_one_takes_over(tmp_path: Path) -> None:
         assert (len(taken), len(refused)) == (1, 3)
         taken[0].check()
     assert [file.name for file in tmp_path.iterdir()] == [".lock"]
+
+
+def test_who_is_replaced_as_it_takes_over_does_not_hold_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two that find a lock abandoned at once, the last one to replace its file has it."""
+    path, other = tmp_path / "heartbeat", LockOwner.here()
+    path.write_text(LockOwner(Process.here(), "gone", 0.0, "t").to_json(beats=3), encoding="utf-8")
+    monkeypatch.setattr(heartbeat, "LOST_SECONDS", 0.0)
+    monkeypatch.setattr(heartbeat.time, "sleep", lambda _: path.write_text(other.to_json(beats=0), encoding="utf-8"))
+    with pytest.raises(heartbeat.LockedError) as told:
+        heartbeat.beating(path, LockOwner.here()).__enter__()
+    assert told.value.holder == other
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_an_error_that_says_nothing_about_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
