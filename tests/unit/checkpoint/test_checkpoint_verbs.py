@@ -146,6 +146,7 @@ def test_explain_knows_what_is_there_and_what_is_gone(run: RunFolder, store: Che
     text = call("explain", run.path, 1)
     assert "step 1 is deleted 20" in text
     assert "loss 3.0000, fid 7.5000" in text
+    assert text.count("not among the last 2") == 2, "on top, and once in the history"
     assert "step 2 exists; kept: the best by loss (1)" in call("explain", run.path, 2)
     store.quarantine(3, "abandoned: the run went back to step 2")
     assert "step 3 is set aside" in call("explain", run.path, 3)

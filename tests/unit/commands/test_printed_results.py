@@ -9,10 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from reelworks.commands import coverage as coverage_command
 from reelworks.commands import eval as eval_command
 from reelworks.commands import replay, show, show_plan, tune
 from reelworks.commands.main import app
@@ -26,6 +28,7 @@ from reelworks.inference.evaluate.held_out import EvaluatedModel, Evaluation
 from reelworks.inference.evaluate.measure import MetricResult
 from reelworks.inference.evaluate.report import Report
 from reelworks.reports import sheet
+from reelworks.training.coverage.coverage import EpochCoverage
 from reelworks.training.loop import replay as replaying
 from reelworks.training.memory.search import Trial
 from reelworks.training.memory.tune import Tuned
@@ -196,3 +199,17 @@ def test_two_plans_are_printed_side_by_side(capsys: pytest.CaptureFixture[str]) 
         ["1 epoch", *names], ["padding", "25.0%", "12.5%"],
         ["rejected", *names], ["too short", "0", "2"],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("done", "counts", "text"),
+    [
+        (True, {"trained": 7, "failed": 1, "skipped": 1}, "9 planned = 7 trained + 1 failed + 1 skipped; adds up"),
+        (False, {"trained": 9}, "9 planned = 9 trained + 0 failed + 0 skipped + 0 not yet; adds up"),
+        (True, {"trained": 7, "not_yet": 2}, "9 planned = 7 trained + 0 failed + 0 skipped + 2 not yet; adds up"),
+        (True, {"trained": 7}, "9 planned against 7 trained + 0 failed + 0 skipped; does NOT add up"),
+    ],
+)
+def test_a_line_of_an_epoch_has_all_its_clips(done: bool, counts: dict[str, int], text: str) -> None:
+    none = np.zeros(0, np.int64)
+    assert coverage_command._account(EpochCoverage(0, 0, 9, counts, done, [], [], none, none)) == text

@@ -66,6 +66,7 @@ def mask_of(draw: Callable[[Any, Any], Any]) -> np.ndarray:
         pytest.param(lambda x, y: (np.hypot(x, y) < 16) & (y < 0), id="half disc"),
         pytest.param(lambda x, y: abs(x) < 8 - y / 2 - 100 * (abs(y) > 16), id="triangle upside down"),
         pytest.param(lambda x, y: (abs(x) < 16) & (abs(y) < 8), id="bar"),
+        pytest.param(lambda x, y: abs(x) ** 3 + abs(y) ** 3 < 16**3, id="between a circle and a square"),
         pytest.param(lambda x, y: (abs(x - 8) < 8) & (abs(y) < 16) | (abs(x) < 16) & (abs(y - 8) < 8), id="blocks"),
     ],
 )

@@ -37,7 +37,7 @@ from reelworks.data.loader.position import next_epoch
 from reelworks.data.loader.step_source import StepSource
 from reelworks.data.media import decode_pool
 from reelworks.data.media.augment import Augmentation
-from reelworks.data.media.config import PREFETCH_BYTES
+from reelworks.data.media.config import PREFETCH_BYTES, DataConfig
 from reelworks.data.media.decode import AtRate, FrameTicks, Request
 from reelworks.data.media.decode_pool import DecodePool
 from reelworks.data.media.framing import FILTERS
@@ -48,10 +48,11 @@ from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.training.assembly import build
 from reelworks.training.encoding import request_key, store, upkeep, values
 from reelworks.training.encoding.encoders import FrozenEncoders
+from reelworks.training.encoding.lazy import Lazy
 from reelworks.training.encoding.precompute import encode as encode_module
 from reelworks.training.encoding.precompute import reachable
 from reelworks.training.encoding.precompute.encode import Encoding, EncodingForecast
-from reelworks.training.encoding.precompute.encode_worker import Claims, Progress
+from reelworks.training.encoding.precompute.encode_worker import Claims, EncodeWorker, Progress
 from reelworks.training.encoding.request_key import FileDigests
 from reelworks.training.encoding.stored_batches import StoredLatents
 from reelworks.training.observers.validation import Validator
@@ -721,3 +722,14 @@ def test_a_held_out_clip_whose_latents_are_no_numbers_is_not_measured_on_zeros(
     assert first == second
     (lost,) = first.unread
     assert "holds infinities or NaN" in lost.reason
+
+
+@pytest.mark.parametrize("sees", [False, True])
+def test_a_text_encoder_is_let_go_before_clips_are_encoded_unless_it_sees_them(tmp_path: Path, sees: bool) -> None:
+    ids, text = SimpleNamespace(text_sees_pictures=sees), Lazy("text encoder", object)
+    text.loaded()
+    store = SimpleNamespace(path=tmp_path)
+    source: Any = SimpleNamespace(store=store, keys=SimpleNamespace(ids=ids), data=None)
+    encoder: Any = SimpleNamespace(text_encoder=text)
+    EncodeWorker(source, encoder, DataConfig(num_workers=0)).encode_clips([], Progress(0), lambda _: None)
+    assert bool(text.made) == sees

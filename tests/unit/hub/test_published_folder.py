@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import fake_hub
@@ -28,13 +29,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from reelworks.annexes.hub import card, neutral, publish
+from reelworks.annexes.hub import card, hub_repository, neutral, publish
 from reelworks.annexes.hub.card import Licence
 from reelworks.annexes.hub.request import PublishRequest
 from reelworks.commands.main import app
 from reelworks.core import files, toml, toml_none, units
 from reelworks.core.config import Publish
 from reelworks.data.run.config import LoggingConfig
+from reelworks.data.run.events import EventLog
 from reelworks.inference.generate import defaults, export_run
 from reelworks.inference.previews import previews
 from reelworks.models.adapters.conventions import CONVENTIONS
@@ -166,6 +168,15 @@ def test_the_card_of_an_earlier_step_tells_what_was_trained_up_to_it(run, tmp_pa
     text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "for 10 steps" in text
     assert "| clips shown | 27 |" in text
+
+
+def test_previews_are_the_newest_up_to_the_step(tmp_path):
+    run = published_run.make(tmp_path)
+    later = {"files": ["step-000000010/00.png"], "prompts": ["a later cup"], "by": "own", "num_inference_steps": 8}
+    EventLog(run.events_file).write("samples", step=20, **later)
+    for step, is_later in ((10, False), (20, True)):
+        do(run, step=step, dry_run=True, output=tmp_path / f"{step}")
+        assert ("a later cup" in (tmp_path / f"{step}" / "README.md").read_text(encoding="utf-8")) == is_later
 
 
 def test_a_card_tells_each_recipe_and_the_data_that_trained_a_step(run, tmp_path):
@@ -552,6 +563,13 @@ def test_who_may_write_and_where_is_asked_before_anything_is_exported(run, hub, 
         do(run, to=name)
     assert told.value.value == name
     assert hub.repositories == {}
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_only_a_new_repository_is_asked_for_its_owner(exists):
+    """Who may write to one of others, the hub knows."""
+    with nullcontext() if exists else refused("hub-write-refused", says="anna/cup"):
+        hub_repository._require_writing({"name": "anna"}, "ben/cup", exists=exists)
 
 
 @pytest.mark.parametrize("name", ["mug", "https://huggingface.co/anna/mug", "anna/mug@main", "anna/mug/x", "", "a b/c"])

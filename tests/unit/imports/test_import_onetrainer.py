@@ -123,6 +123,23 @@ def test_a_concept_has_its_own_name_though_another_ones_folder_has_it(tmp_path: 
     assert [each.name for each in converted(tmp_path, path)[1].dataset] == ["b", "a", "c"]
 
 
+def test_a_concept_that_draws_one_of_two_sizes_is_used_as_often(tmp_path: Path) -> None:
+    own = {"enable_resolution_override": True, "resolution_override": "256,768"}
+    concepts = [{"path": "a", "balancing": 3, "image": own}, {"path": "b", "balancing": 3}]
+    recipe = converted(tmp_path, write(tmp_path, PRESET | {"resolution": "512", "concepts": concepts}))[1]
+    found = [(len(data.resolutions or ()), data.repeats) for data in recipe.dataset]
+    assert found == [(2, 1.5), (1, 3)]
+
+
+@pytest.mark.parametrize("every", [None, 1, 10])
+def test_an_average_that_moves_each_nth_step_is_as_slow_here(tmp_path: Path, every: int | None) -> None:
+    """By default each fifth does."""
+    average = {"ema": "CPU", "ema_decay": 0.9} | ({} if every is None else {"ema_update_step_interval": every})
+    recipe = converted(tmp_path, write(tmp_path, PRESET | average))[1]
+    assert recipe.train.ema_decay ** (every or 5) == pytest.approx(0.9)
+    assert recipe.train.ema_device == "cpu"
+
+
 def test_previews_have_the_settings_of_the_first_sample_that_is_shown(tmp_path: Path) -> None:
     off = {"enabled": False, "prompt": "a cup", "height": 512, "width": 512, "diffusion_steps": 9}
     shown = [{"enabled": True, "prompt": name, "height": 768, "width": 1024, "diffusion_steps": 30} for name in "bc"]

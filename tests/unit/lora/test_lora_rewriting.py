@@ -264,8 +264,9 @@ def test_a_sum_is_exact_and_has_the_layers_of_all(tmp_path: Path) -> None:
     """Ranks add up, weights may be negative, and alphas and ranks differ; in float32 nothing is lost."""
     one, two, target = (tmp_path / f"{name}.safetensors" for name in "abc")
     first, *others = SHAPES
-    a = lora(one, {layer: SHAPES[layer] for layer in (first, others[0])}, ranks=3, alpha=2.0)
-    b = lora(two, {layer: SHAPES[layer] for layer in (first, others[1])}, ranks=4, seed=50)
+    told = [{"ss_sd_model_name": "base", "ss_epoch": epoch} for epoch in "35"]
+    a = lora(one, {layer: SHAPES[layer] for layer in (first, others[0])}, ranks=3, alpha=2.0, header=told[0])
+    b = lora(two, {layer: SHAPES[layer] for layer in (first, others[1])}, ranks=4, seed=50, header=told[1])
     result = merge.merge(MergeLorasRequest(files=[f"{one}=0.7", f"{two}=-0.5"], output=target))
     wanted = {layer: 0.7 * a.get(layer, 0) - 0.5 * b.get(layer, 0) for layer in SHAPES}
     found = updates_of(target)
@@ -275,7 +276,9 @@ def test_a_sum_is_exact_and_has_the_layers_of_all(tmp_path: Path) -> None:
     }  # fmt: skip
     assert result.relative_error == 0
     assert all(torch.allclose(found[f"diffusion_model.{layer}"], wanted[layer], atol=1e-5) for layer in SHAPES)
-    assert header_of(target)["modelspec.merged_from"] == "a.safetensors, b.safetensors"
+    header = header_of(target)
+    assert header["modelspec.merged_from"] == "a.safetensors, b.safetensors"
+    assert (header.get("ss_sd_model_name"), header.get("ss_epoch")) == ("base", None), "what both say"
 
 
 @pytest.mark.parametrize("weight", [1e6, 1e-6])

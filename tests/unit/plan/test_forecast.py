@@ -255,6 +255,13 @@ def test_a_cure_names_the_entries_of_an_open_sora_table(folder: Path) -> None:
     assert all(to < now for now, to in named.values())
 
 
+def test_a_cure_sets_no_entry_that_the_recipe_does_not_have(folder: Path) -> None:
+    buckets = {"entries": "auto", "batch_size": 6, "incomplete_batch": "pad"}
+    told = results.as_json(plan_forecast.forecast(recipe(folder, bucket=[], buckets=buckets), 2))
+    assert any(one["batch_sizes"] for one in told["proposals"])
+    assert not [text for one in told["proposals"] for text in one["set"] if "bucket." in text]
+
+
 def test_two_recipes_side_by_side(folder: Path) -> None:
     one, other = recipe(folder), recipe(folder, bucket=[{"resolution": "48px", "num_frames": 1}], seed=7)
     a, b = plan_forecast.forecast(one, 2, 2), plan_forecast.forecast(other, 2, 2)

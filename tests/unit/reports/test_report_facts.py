@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -323,16 +324,18 @@ def test_a_spike_advises_the_last_checkpoint_before_it_unless_it_was_skipped():
     assert "--resume 10 --set 'train.skip_steps=[[12, 12]]'" in reported.remedy
 
 
-def test_the_advice_in_a_stage_changes_what_that_stage_leaves_out():
+def test_the_advice_in_a_stage_changes_what_that_stage_leaves_out(monkeypatch):
+    """A stage has all steps up to the one at which the next begins; of many spikes, the last are told."""
+    monkeypatch.setattr(run_facts, "MAX_SPIKES", 2)
     stages = [{"name": "a"}, {"name": "b", "train": {"skip_steps": [[11, 11]]}}]
     recipe = tomli_w.dumps({"train": {"skip_steps": [[2, 2]]}, "stage": stages})
     starts = [{"kind": "start", "step": s, "stage": {"name": name}} for s, name in ((0, "a"), (10, "b"))]
     spike = {"kind": "spike", "what": "loss", "bucket": "a", "value": 9.0, "usual": 1.0, "limit": 2.0, "clips": []}
-    spikes = [{**spike, "step": step, "skipped": False} for step in (8, 12)]
+    spikes = [{**spike, "step": step, "skipped": False} for step in (3, 10, 12)]
     data = replace(told(*starts, *spikes, on_disk=(5, 10)), recipe=recipe)
     in_b, in_a = run_facts.spikes(data)
     assert "--resume 10 --set 'stage.b.train.skip_steps=[[11, 11], [12, 12]]'" in in_b.remedy
-    assert "--resume 5 --set 'stage.a.train.skip_steps=[[2, 2], [8, 8]]'" in in_a.remedy
+    assert "--resume 5 --set 'stage.a.train.skip_steps=[[2, 2], [10, 10]]'" in in_a.remedy
 
 
 def test_a_run_that_did_not_stop_is_running_as_long_as_its_lock_is_held(tmp_path):
@@ -388,6 +391,9 @@ def test_of_many_saves_ticks_show_some_from_the_first_to_the_last(saves):
 
 def test_of_very_many_steps_a_report_holds_few_and_counts_all(tmp_path, monkeypatch):
     run = fabricate.make(tmp_path / "run", steps=40, every=10, crash_at=17)
+    events = [json.loads(line) for line in run.events_file.read_text(encoding="utf-8").splitlines()]
+    events = [{**e, "applied": False} if (e["kind"], e.get("step")) == ("step", 9) else e for e in events]
+    run.events_file.write_text("".join(f"{json.dumps(e)}\n" for e in events), encoding="utf-8")
     whole = run_data.load(run)
     assert len(whole.events_of("step")) == 40
     monkeypatch.setattr(run_data, "_MOST_STEPS", 4)

@@ -323,6 +323,14 @@ def test_of_several_that_wait_one_takes_over(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == [".lock"]
 
 
+def test_without_locks_a_holder_counts_for_as_long_as_it_renewed_its_file_lately(tmp_path: Path) -> None:
+    beats, owner = tmp_path / ".lock.heartbeat", LockOwner(Process.here(), "elsewhere", 0.0, "t")
+    beats.write_text(owner.to_json(beats=3), encoding="utf-8")
+    assert lock.holder(tmp_path / ".lock") == owner
+    os.utime(beats, (0, 0))
+    assert lock.holder(tmp_path / ".lock") is None
+
+
 def test_who_is_replaced_as_it_takes_over_does_not_hold_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

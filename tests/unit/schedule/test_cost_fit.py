@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from reelworks.data.schedule.cost_fit import CostModel, Timing, fit, held_out_errors
+from reelworks.data.schedule.cost_fit import BatchTime, CostModel, Timing, fit, held_out_errors
 
 coefficients = st.floats(0, 100, allow_subnormal=False)
 shapes = st.lists(st.tuples(st.integers(1, 4000), st.integers(1, 64)), min_size=6, max_size=12, unique=True)
@@ -23,6 +23,15 @@ def test_a_larger_micro_batch_never_costs_less(timings: list[Timing]) -> None:
     model = fit(timings)
     assert min(vars(model).values()) >= 0
     assert max(vars(model).values()) > 0
+
+
+@given(st.floats(0, 100), st.floats(0, 100), st.integers(1, 64), st.floats(1e-3, 1e5))
+def test_a_time_through_a_point_keeps_a_part_of_the_clips(batch: float, clip: float, clips: int, ms: float) -> None:
+    """Of nothing but the batch, what buckets cost that were not measured could not be told."""
+    assume(batch + clip > 1e-3)
+    made = BatchTime(batch, clip).through(clips, ms)
+    assert made.milliseconds(clips) == pytest.approx(ms)
+    assert clips * made.per_clip == pytest.approx(max(clips * clip / (batch + clips * clip), 0.01) * ms)
 
 
 def test_a_shape_is_predicted_from_the_others() -> None:
