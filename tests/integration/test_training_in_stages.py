@@ -431,6 +431,8 @@ def test_their_disk_has_a_checkpoint_of_each_stage_and_those_of_validations(stag
         found = stage_forecast.forecast(recipe_file.parse(values), lambda one: None, world=1)
         return found.disk_bytes / found.checkpoint_bytes
 
+    first, second = stage_forecast.forecast(recipe_file.parse(recipe), lambda one: None, world=1).stages
+    assert 0 < first.clips <= second.clips < 3 * first.clips, "those of twice as many steps, without those before"
     assert peak() == len([4, 12]) + 1
     assert peak(every_steps=2) == len([2, 4, 6, 8, 10, 12]) + 1
     assert peak(every_steps=5, keep_last=1) == 2 + 1

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import prepare_files
@@ -15,7 +18,7 @@ from reelworks.core.executors import Actor
 from reelworks.training.encoding.precompute.encode_worker import EncodeWorker, Progress
 from reelworks.training.plan import plan_forecast
 from reelworks.training.precompute import encode_on_cluster, encoding
-from reelworks.training.precompute.encode_on_cluster import TRIES, ClusterJob
+from reelworks.training.precompute.encode_on_cluster import TRIES, ClusterJob, ClusterPart, EncodeActor
 
 
 class DiedError(BaseException):
@@ -67,3 +70,14 @@ def test_a_part_may_kill_all_but_the_last_of_its_actors(
         with refused("encode-actor-died", "--engine", says=f"ended {TRIES} times while it encoded chunk 0"):
             encode()
     assert not list((Path(data.recipe.encoded_folder) / "cluster").iterdir())
+
+
+@pytest.mark.parametrize("names", [[], ["another"]])
+def test_a_chunk_of_another_catalog_is_not_encoded(tmp_path: Path, names: list[str]) -> None:
+    recipe = SimpleNamespace(catalog_folder="there")
+    job: Any = SimpleNamespace(recipe=recipe, tries=str(tmp_path), most_tries=TRIES)
+    actor, opened = EncodeActor(job), SimpleNamespace(chunks=[SimpleNamespace(name=name) for name in names])
+    actor._opened = opened, SimpleNamespace()  # type: ignore[assignment]
+    told = json.loads(actor(json.dumps(asdict(ClusterPart(number=0, name="asked-for", clips=2)))))["error"]
+    assert (told["code"], told["field"], told["value"]) == ("node-lacks-folder", "catalog", "there")
+    assert "sees another catalog" in told["problem"]

@@ -159,8 +159,10 @@ def test_frames_have_a_rate_where_they_follow_each_other(
 def test_a_rate_of_each_dataset_that_a_recipe_has_once_is_told(tmp_path: Path) -> None:
     model = {"arch": "wan21", "name_or_path": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"}
     clips = [{"folder_path": f"clips{fps}", "num_frames": 33, "auto_frame_count": True, "fps": fps} for fps in (16, 24)]
+    clips = [{**each, "caption_dropout_rate": each["fps"] / 100} for each in clips]
     made, recipe = converted(tmp_path, job(tmp_path, model=model, datasets=clips))
-    assert recipe.data.frame_rate == 24.0
+    assert (recipe.data.frame_rate, recipe.objective.caption_dropout) == (24.0, 0.16)
+    assert "that of the first" in remark(made, "datasets.0.caption_dropout_rate")
     assert fates(made)["datasets.1.fps"] is Fate.NOT_POSSIBLE
     assert "in place of data.fps = 16.0 of datasets.0.fps" in remark(made, "datasets.1.fps")
 

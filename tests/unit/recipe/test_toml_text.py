@@ -100,7 +100,8 @@ def test_elements_of_an_array_of_tables_come_and_go() -> None:
     added = toml_text.rewrite(TEXT, values)
     assert '\n[[bucket]]\nresolution = "64px"\nnum_frames = [1]\n' in added
     assert "# how" in added
-    assert toml_text.rewrite(added, tomllib.loads(TEXT)).count("[[bucket]]") == 2
+    taken = toml_text.rewrite(added, tomllib.loads(TEXT))
+    assert (taken.count("[[bucket]]"), taken.count("#")) == (2, TEXT.count("#"))
 
 
 def test_a_new_key_stands_above_what_belongs_to_the_next_table() -> None:

@@ -50,6 +50,8 @@ def test_the_table_has_the_results_and_the_keys_that_differ(runs):
     assert [row.values for row in some.recipe_rows] == [["1e-4", "not set"], ["0.00025", "5"]]
     steps = found.data[0].events_of("step")
     assert results["clips trained"][0] == str(sum(event["clips"] for event in steps))
+    several = compare.compare([*runs, runs[0]])
+    assert [row.values for row in several.recipe_rows] == [["4", "6", "4"], ["40", "60", "40"]]
     same = compare.compare([runs[0], runs[0]])
     assert same.recipe == []
     assert same.names == [str(runs[0].path)] * 2, "equal names would not tell them apart"
