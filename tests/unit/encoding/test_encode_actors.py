@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -70,6 +71,16 @@ def test_a_part_may_kill_all_but_the_last_of_its_actors(
         with refused("encode-actor-died", "--engine", says=f"ended {TRIES} times while it encoded chunk 0"):
             encode()
     assert not list((Path(data.recipe.encoded_folder) / "cluster").iterdir())
+
+
+def test_tries_of_a_command_that_runs_stay_and_those_of_one_that_was_killed_go(tmp_path: Path) -> None:
+    running, killed = (tmp_path / "cluster" / name for name in ("running", "killed"))
+    for folder in (running, killed):
+        folder.mkdir(parents=True)
+    os.utime(killed, (0, 0))
+    with encode_on_cluster._tries(tmp_path) as mine:
+        assert {*mine.parent.iterdir()} == {running, mine}
+    assert [*running.parent.iterdir()] == [running]
 
 
 @pytest.mark.parametrize("names", [[], ["another"]])

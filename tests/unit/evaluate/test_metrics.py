@@ -36,11 +36,19 @@ def value(name: str, clip: MeasuredClip) -> float:
 
 def test_psnr_of_known_differences() -> None:
     frames = noise() // 2
-    assert value("psnr", MeasuredClip("a", frames, reference=frames + 5)) == pytest.approx(20 * np.log10(255 / 5))
+    apart = np.arange(1, len(frames) + 1, dtype=np.uint8)  # of each frame, whose ratios have a mean
+    made = MeasuredClip("a", frames, reference=frames + apart[:, None, None, None])
+    assert value("psnr", made) == pytest.approx(np.mean(20 * np.log10(255 / apart)))
     same = MeasuredClip("a", frames, reference=frames)
     assert (value("psnr", same), value("ssim", same)) == (100.0, pytest.approx(1.0))
     with pytest.raises(Skip, match="frames or size \\(64×48, 9 frames and 32×24\\)"):
         value("psnr", MeasuredClip("a", noise(9, 48, 64), reference=noise(1)))
+
+
+def test_flicker_of_a_clip_smaller_than_a_block_is_that_of_its_light() -> None:
+    frames = np.zeros((5, 4, 6, 3), np.uint8)
+    frames[::2] = 50
+    assert value("flicker", MeasuredClip("a", frames)) == pytest.approx(50)
 
 
 def test_ssim_is_that_of_gaussian_filters() -> None:

@@ -27,13 +27,16 @@ from reelworks.training.observers.trackers import TensorBoard
 
 
 class Disk:
-    """Fails writes while it is full."""
+    """Fails writes while it is full, behind the bytes that are left."""
 
     is_full = True
+    left = 0
 
-    def __call__(self, call: str, path: Path) -> None:
-        if self.is_full and call in ("write", "open", "mkdir"):
+    def __call__(self, call: str, path: Path) -> int | None:
+        if self.is_full and not self.left and call in ("write", "open", "mkdir"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken, self.left = (self.left, 0) if call == "write" else (0, self.left)
+        return taken or None
 
 
 def test_curves_wait_for_a_full_disk(tmp_path: Path) -> None:
@@ -44,7 +47,7 @@ def test_curves_wait_for_a_full_disk(tmp_path: Path) -> None:
         disk.is_full = False
         board.log(2, {"loss": 2.0})
         board._write()
-        disk.is_full = True
+        disk.is_full, disk.left = True, 7  # of a record, half of which would end the curves
         board.log(3, {"loss": 3.0})
         board._write()
         disk.is_full = False
