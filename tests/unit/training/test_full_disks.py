@@ -57,6 +57,16 @@ def test_curves_wait_for_a_full_disk(tmp_path: Path) -> None:
     assert [(value.step, value.value) for value in curves.Scalars("loss")] == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
 
+def test_so_many_records_wait_for_a_disk_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "_MOST_WAITING", 4)
+    with storage.guarded(Disk()):
+        board = TensorBoard(tmp_path / "t", 0)
+        for step in range(9):
+            board.log(step, {"loss": 1.0})
+            board._write()
+    assert len(board._waiting) == 4
+
+
 def test_a_full_disk_is_told_once_and_tried_now_and_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

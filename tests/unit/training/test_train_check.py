@@ -6,6 +6,8 @@ import functools
 import json
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tiny_families
@@ -14,6 +16,7 @@ import torch
 import transformers
 from planted_attention import Arguments, Results, exact, planted
 from refused import refused
+from torch import nn
 from typer.testing import CliRunner, Result
 
 from reelworks.commands.main import app
@@ -23,6 +26,7 @@ from reelworks.models.api import Denoiser
 from reelworks.training.assembly import build
 from reelworks.training.memory import dry_run, estimate, memory, recomputation
 from reelworks.training.memory.measurements import bucket_table
+from reelworks.training.preflight import check
 from reelworks.training.recipe import recipe_file
 from reelworks.training.step.state import TrainState
 
@@ -117,6 +121,18 @@ def test_what_lies_in_cpu_memory_is_counted_there() -> None:
     assert wide["weights"] / 4 < low["weights"] < wide["weights"]
     assert low["total"] == low["weights"] + low["encoders"] + low["activations"] + low["reserve"]
     assert wide["host"] == 0
+
+
+@pytest.mark.parametrize(("where", "on_gpu"), [("auto", True), ("cpu", False)])
+def test_an_average_is_counted_where_it_lies(where: str, on_gpu: bool) -> None:
+    module = nn.Linear(10, 10, bias=False)
+    state: Any = SimpleNamespace(module=module, ema=dict(module.named_parameters()), blocks=())
+    state.optimizer = SimpleNamespace(tensors=dict)
+    recipe: Any = SimpleNamespace(keeps_autoencoder=False, keeps_text_encoder=False)
+    recipe.train, recipe.parallel = SimpleNamespace(ema_device=where), SimpleNamespace(offload=False)
+    encoder: Any = None
+    told = check._memory(recipe, state, encoder, rehearsed=None, shards=1)
+    assert (told.parts["ema"], told.host) == ((400, 0) if on_gpu else (0, 400))
 
 
 @pytest.mark.slow
