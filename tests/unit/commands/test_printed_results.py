@@ -34,6 +34,7 @@ from reelworks.training.memory.search import Trial
 from reelworks.training.memory.tune import Tuned
 from reelworks.training.observers.validation import HeldOutLoss, Validation
 from reelworks.training.plan.plan_comparison import ChangedKey, ComparedNumber, PlanComparison
+from reelworks.training.precompute import ahead
 
 
 def test_a_file_is_trusted_from_then_on_and_none_if_one_is_missing(tmp_path: Path) -> None:
@@ -213,3 +214,16 @@ def test_two_plans_are_printed_side_by_side(capsys: pytest.CaptureFixture[str]) 
 def test_a_line_of_an_epoch_has_all_its_clips(done: bool, counts: dict[str, int], text: str) -> None:
     none = np.zeros(0, np.int64)
     assert coverage_command._account(EpochCoverage(0, 0, 9, counts, done, [], [], none, none)) == text
+
+
+@pytest.mark.parametrize("delete", [False, True])
+def test_what_no_recipe_reaches_is_deleted_only_if_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, delete: bool
+) -> None:
+    removed: list[set[str]] = []
+    store = SimpleNamespace(remove=lambda keys: removed.append(keys) or 5)
+    lost = [{"key": "k", "kind": "latent", "label": "data/a.mp4", "bytes": 5}]
+    monkeypatch.setattr(ahead, "unreached", lambda _: (store, lost))
+    result = CliRunner().invoke(app, ["encode", "prune", "mine.toml", *["--delete"] * delete])
+    assert (result.exit_code, removed) == (0, [{"k"}] * delete)
+    assert ("deleted, 5 B freed" if delete else "--delete deletes them") in result.stdout

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refused import refused
 
 from reelworks.commands import eval as eval_command
 from reelworks.core.errors import UserError
@@ -22,6 +24,7 @@ from reelworks.inference.evaluate.checkpoint_series import (
     default_metrics,
 )
 from reelworks.inference.evaluate.measure import MetricResult
+from reelworks.inference.evaluate.request import EvalRequest
 from reelworks.reports import checkpoint_grid
 
 
@@ -120,3 +123,9 @@ def test_a_loss_that_is_not_finite_is_never_the_best() -> None:
     series = CheckpointSeries(Path("run"), "ema", "k", [], 0, Shape(1, 8, 8), measured)
     assert series.best == {"loss": 3}
     assert replace(series, checkpoints=measured[:1]).best == {}
+
+
+@pytest.mark.parametrize("option", [{"step": 1}, {"best": True}, {"data_path": "clips"}, {"record": "run"}])
+def test_an_option_of_one_checkpoint_is_refused_of_several(option: dict[str, Any]) -> None:
+    with refused("key-without-effect", *option, says="leave --checkpoints out|leave checkpoints out"):
+        EvalRequest(source=Path("run"), checkpoints="all", **option)
