@@ -229,9 +229,13 @@ class DiffusersNetwork:
         loadable = single.SINGLE_FILE_LOADABLE_CLASSES.get(config.network.name)
         # A file with ComfyUI's prefix may hold other parts of the model too.
         state = {key: value for key, value in state.items() if key.startswith(_COMFYUI)} or state
-        best = weights.by_bare_name(state)
-        for old, new in config.network.files.renamed_keys.items():
-            best = {key.replace(old, new): value for key, value in best.items()}
+
+        def in_diffusers(key: str) -> str:
+            for old, new in config.network.files.renamed_keys.items():
+                key = key.replace(old, new)
+            return key
+
+        best = weights.renamed(weights.by_bare_name(state), in_diffusers)
         own, bare = module.state_dict(), best
         if loadable is None:
             return release_layers.take_apart(bare, own, config)
@@ -242,6 +246,9 @@ class DiffusersNetwork:
             with contextlib.suppress(Exception):
                 spelled = {prefix + key: value for key, value in bare.items()}
                 renamed = loadable["checkpoint_mapping_fn"](checkpoint=spelled, config=module.config)
+                # Mappings to a new dict leave out what they do not know; here it is told as all that does not fit.
+                taken = {id(value) for value in renamed.values()}
+                renamed |= {key: value for key, value in spelled.items() if id(value) not in taken}
                 if len(own.keys() & renamed.keys()) > len(own.keys() & best.keys()):
                     others = config.network.files.other_parts
                     best = {key: value for key, value in renamed.items() if not key.startswith(others)}

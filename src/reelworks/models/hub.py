@@ -29,6 +29,11 @@ class HubId(NamedTuple):
     revision: str | None
 
 
+def is_file_of(name: str | Path, endings: tuple[str, ...] = WEIGHTS) -> bool:
+    """Return whether a name ends as files of weights do, in whatever case."""
+    return str(name).lower().endswith(endings)
+
+
 def parse(text: str) -> HubId | None:
     """Return the hub id that a text can be, or None."""
     match = _ID.fullmatch(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import bitsandbytes.functional as bits
 import pytest
@@ -389,6 +390,19 @@ def test_scales_that_do_not_fit_are_told(tmp_path, shape):
         with refused("weights-quantised", "model.weights", says="with scales of") as told:
             from_file(tmp_path / "model.safetensors", LoraConfig(rank=2, base=base))
         assert told.value.value == str(tmp_path / "model.safetensors")
+
+
+def test_two_scales_of_one_weight_are_refused():
+    state = {"a.weight": torch.ones(6, 2).to(torch.float8_e4m3fn), "a.weight_scale": torch.ones(())}
+    with refused("weights-quantised", "model.weights", says="a.weight has two scales"):
+        scaled_weights.read_quantized(state | {"a.scale_weight": torch.ones(())})
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_scales_that_are_not_finite_are_refused(bad):
+    state = {"a.weight": torch.ones(6, 2).to(torch.float8_e4m3fn), "a.weight_scale": torch.full((6,), bad)}
+    with refused("weights-not-finite", "model.weights", says=r"a\.weight"):
+        scaled_weights.read_quantized(state)
 
 
 @pytest.mark.parametrize(

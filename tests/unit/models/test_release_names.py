@@ -54,6 +54,36 @@ def test_what_a_mapping_raises_is_not_told(tmp_path, monkeypatch):
         family.load(family.build(config), config, str(tmp_path / "other.safetensors"))
 
 
+def _taken_out(checkpoint, config):
+    return {name.removeprefix("released."): checkpoint.pop(name) for name in [*checkpoint] if "released." in name}
+
+
+def _copied(checkpoint, config):
+    return {name.removeprefix("released."): value for name, value in checkpoint.items() if "released." in name}
+
+
+@pytest.mark.parametrize("rename", [_taken_out, _copied])
+def test_what_a_mapping_leaves_out_is_refused_as_what_a_network_does_not_have(tmp_path, monkeypatch, rename):
+    config = registry.PRESETS["lumina-image-2.0-tiny"].config
+    family = registry.load_network(registry.family_of("lumina-image-2.0-tiny"))
+    kind = "Lumina2Transformer2DModel"
+    monkeypatch.setitem(CLASSES, kind, {**CLASSES[kind], "checkpoint_mapping_fn": rename})
+    state = {f"released.{name}": value for name, value in family.build(config).state_dict().items()}
+    save_file(state, tmp_path / "released.safetensors")
+    family.load(family.build(config), config, str(tmp_path / "released.safetensors"))
+    save_file(state | {"blocks.0.smooth": torch.ones(2)}, tmp_path / "more.safetensors")
+    with refused("weights-do-not-fit", "model.weights", says="1 unexpected .*: blocks.0.smooth"):
+        family.load(family.build(config), config, str(tmp_path / "more.safetensors"))
+
+
+def test_two_names_that_become_one_are_refused():
+    own, config = identify.network("wan-flf2v-tiny"), registry.PRESETS["wan-flf2v-tiny"].config
+    name = "condition_embedder.image_embedder.pos_embed"
+    state = {"img_emb.emb_pos": own.state_dict()[name], name: own.state_dict()[name]}
+    with refused("weights-unreadable", says=f"img_emb.emb_pos, {name}"):
+        registry.load_network(registry.family_of("wan-flf2v-tiny")).rename_keys(own, config, state)
+
+
 def test_wan_with_two_given_frames_has_places_of_pictures_in_its_releases_too():
     own = identify.network("wan-flf2v-tiny")
     config = registry.PRESETS["wan-flf2v-tiny"].config

@@ -75,6 +75,21 @@ def with_index(**places):
     return make
 
 
+def of_pickles(change):
+    """Two shards that are pickles, with their index."""
+
+    def make(folder):
+        weight_map = {name: f"part-{i}.bin" for i, name in enumerate(STATE)}
+        held = {shard: {name: STATE[name]} for name, shard in weight_map.items()}
+        change(held, weight_map)
+        for shard, state in held.items():
+            torch.save(state, folder / shard)
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
+        return folder
+
+    return make
+
+
 def with_a_tensor_twice(folder):
     save_file(STATE, shards(folder) / "part-1.safetensors")
     return folder
@@ -140,6 +155,14 @@ class _Program:
         (with_index(a_bias="folder"), "are missing: folder"),
         (with_index(a_scale="part-1.safetensors"), "its files hold none or several of some of its tensors: a.scale"),
         (with_index(a_weight="part-1.safetensors"), "its files hold none or several of some of its tensors: a.weight"),
+        (
+            of_pickles(lambda _, told: told.update({"a.scale": "part-1.bin"})),
+            "its files hold none or several of some of its tensors: a.scale",
+        ),
+        (
+            of_pickles(lambda held, _: held["part-1.bin"].update(STATE)),
+            "its files hold none or several of some of its tensors: a.weight",
+        ),
         (with_a_tensor_twice, "its files hold none or several of some of its tensors: a.weight"),
         (pickle_of(a_bias=torch.ones(20, device="meta")), "not a flat table of tensors"),
         (pickle_of(a_bias=torch.ones(20).to_sparse()), "not a flat table of tensors"),
@@ -188,7 +211,7 @@ def test_the_base_of_a_file_is_the_type_of_most_of_its_numbers(tmp_path, dtype, 
     assert file_facts.base_of(str(tmp_path / "a.safetensors")) == base
 
 
-@pytest.mark.parametrize("make", [safe, pickled, shards])
+@pytest.mark.parametrize("make", [safe, pickled, shards, of_pickles(lambda *_: None)])
 def test_whole_files_are_read(tmp_path, make):
     """Each kind, whole, brings every tensor; also a pickle of the oldest format."""
     found = weights.read(str(make(tmp_path)))
@@ -211,11 +234,21 @@ def test_of_copies_in_a_folder_the_one_without_a_variant_counts(tmp_path, name):
     assert torch.equal(weights.read(str(tmp_path))["a.weight"], STATE["a.weight"])
 
 
-def test_a_pickle_may_be_called_a_checkpoint_and_so_may_another_file(tmp_path):
-    save_file(STATE, tmp_path / "new.ckpt")
-    assert torch.equal(weights.read(str(tmp_path / "new.ckpt"))["a.weight"], STATE["a.weight"])
-    torch.save({"state_dict": STATE}, tmp_path / "v1-5.ckpt")
-    assert torch.equal(weights.read(str(tmp_path / "v1-5.ckpt"))["a.weight"], STATE["a.weight"])
+@pytest.mark.parametrize("ending", ["ckpt", "CKPT"])
+def test_a_pickle_may_be_called_a_checkpoint_and_so_may_another_file(tmp_path, ending):
+    save_file(STATE, tmp_path / f"new.{ending}")
+    assert torch.equal(weights.read(str(tmp_path / f"new.{ending}"))["a.weight"], STATE["a.weight"])
+    torch.save({"state_dict": STATE}, tmp_path / f"v1-5.{ending}")
+    assert torch.equal(weights.read(str(tmp_path / f"v1-5.{ending}"))["a.weight"], STATE["a.weight"])
+
+
+@pytest.mark.parametrize("name", ["A.SAFETENSORS", "A.BIN", "A.CKPT"])
+def test_files_whose_names_are_in_capitals_are_found_in_a_folder(tmp_path, name):
+    if name == "A.SAFETENSORS":
+        save_file(STATE, tmp_path / name)
+    else:
+        torch.save(STATE, tmp_path / name)
+    assert weights.read(str(tmp_path)).keys() == STATE.keys()
 
 
 def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
@@ -227,6 +260,17 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
     with refused("weights-do-not-fit", "model.weights", says="1 missing of 2 tensors.*    missing: a.bias"):
         weights.load_into(module, state, "a.safetensors")
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("is_mapped", [False, True])
+def test_weights_that_are_not_finite_are_refused_before_a_step(bad, dtype, is_mapped):
+    state = {name: value.to(dtype).clone() for name, value in STATE.items()}
+    state["a.bias"][3] = bad
+    module = torch.nn.ModuleDict({"a": torch.nn.Linear(30, 20, device="meta" if is_mapped else "cpu")})
+    with refused("weights-not-finite", "autoencoder.weights", says="1 of its 2 tensors .*: a.bias"):
+        weights.load_into(module, state, "a.safetensors", "autoencoder.weights")
 
 
 def test_each_tensor_of_several_files_is_read_from_its_own(tmp_path):

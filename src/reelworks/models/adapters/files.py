@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from reelworks.core import user_files
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.log import logger
-from reelworks.models import registry
+from reelworks.models import hub, registry
 from reelworks.models.adapters import fit, inject, key_mapping, other_tensors, text_encoders
 from reelworks.models.adapters.adapter_types.adapter_type import Adapter
 from reelworks.models.adapters.adapter_types.registry import TYPES
@@ -166,7 +166,7 @@ def updates_in(
 def header(source: str) -> dict[str, str]:
     """Return the metadata of a file's header, with the settings from peft's own file if peft wrote it; warns if that is missing."""
     path = Path(source).expanduser()
-    if path.suffix != ".safetensors" or not path.is_file():
+    if not hub.is_file_of(path, hub.SAFETENSORS) or not path.is_file():
         remedy = "check the path; name the file, not its folder"
         raise UserError("not a .safetensors file, or missing", code="lora-unreadable", remedy=remedy)
     try:

@@ -75,17 +75,17 @@ def is_pipeline(source: str) -> bool:
     """Whether a source holds all parts of a model: a folder that is no network's own, or a repository on the hub."""
     place = user_files.existing(source)
     if place is None or not place.is_dir():
-        return place is None and Path(source).suffix not in hub.WEIGHTS
+        return place is None and not hub.is_file_of(source)
     if (place / "model_index.json").is_file() or (place / "vae").is_dir():
         return True
-    return not any(file.suffix in hub.WEIGHTS for file in place.iterdir())
+    return not any(map(hub.is_file_of, place.iterdir()))
 
 
 def _header(path: Path) -> tuple[dict[str, str], dict[str, tuple[str, int]]]:
     """Return the metadata of a .safetensors file, and its tensors' dtypes and sizes; neither of other and of damaged files."""
     with suppress(OSError, SafetensorError):
         user_files.require(path)
-        if path.suffix in hub.SAFETENSORS:
+        if hub.is_file_of(path, hub.SAFETENSORS):
             with safe_open(path, "np") as file:
                 slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
                 tensors = {name: (each.get_dtype(), math.prod(each.get_shape())) for name, each in slices.items()}

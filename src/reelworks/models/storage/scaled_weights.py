@@ -22,7 +22,7 @@ from torch import Tensor
 
 from reelworks.core import user_files
 from reelworks.core.errors import first_few
-from reelworks.models.storage.stored_weights import StoredWeight, unsupported
+from reelworks.models.storage.stored_weights import StoredWeight, require_finite, unsupported
 
 _SCALES = (".scale_weight", ".weight_scale")
 _UNUSED = (".scale_input", ".input_scale", "scaled_fp8")  # scales of inputs speed up products
@@ -105,12 +105,13 @@ def read_quantized(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         # The last part of a marker begins with underscores, such as ComfyUI's of Qwen-Image-Edit-2511.
         if not key.endswith((*_SCALES, *_UNUSED, _MARKER)) and not key.rpartition(".")[2].startswith("__")
     }
-    scales = {
-        f"{key.removesuffix(suffix)}.weight": scale.float()
-        for suffix in _SCALES
-        for key, scale in state.items()
-        if key.endswith(suffix)
-    }
+    scales: dict[str, Tensor] = {}
+    for key in (key for key in state if key.endswith(_SCALES)):
+        name = f"{key.rpartition('.')[0]}.weight"
+        if name in scales:
+            raise unsupported(f"{name} has two scales, {' and '.join(_SCALES)}")
+        scales[name] = state[key].float()
+    require_finite(scales)
     coded = {key for key, value in values.items() if value.dtype.itemsize == 1}
     lost = [
         *(name for name in scales if name not in values or values[name].is_meta),

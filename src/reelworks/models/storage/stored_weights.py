@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reelworks.core.errors import UserError
+from reelworks.core.errors import UserError, first_few
 
 _ATTRIBUTE = "stored"
 State = dict[str, Tensor]
@@ -49,6 +49,23 @@ def unsupported(why: str) -> UserError:
         field="model.weights",
         remedy="name the weights in bfloat16, fp8, GGUF, or in ComfyUI's int8; lora.base stores a frozen base in 8 or 4 bits",
     )
+
+
+def require_finite(state: Mapping[str, Tensor]) -> None:
+    """Refuse weights, or scales of weights, that are infinite or no numbers; codes of 8 bits have values by their scales alone."""
+    bad = [
+        name
+        for name, value in state.items()
+        if value.is_floating_point() and value.dtype.itemsize > 1 and value.numel() and not value.is_meta
+        if not torch.stack(torch.aminmax(value)).isfinite().all()  # one pass without a copy
+    ]
+    if bad:
+        raise UserError(
+            f"{len(bad):,} of its {len(state):,} tensors have values that are not finite: {first_few(bad)}",
+            code="weights-not-finite",
+            field="model.weights",
+            remedy="name other weights, such as those of an earlier checkpoint, or download them again",
+        )
 
 
 def _attach(weight: Tensor, stored: StoredWeight) -> Tensor:

@@ -6,7 +6,7 @@ import json
 import pickle
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import reduce
 from pathlib import Path
@@ -95,7 +95,7 @@ def require_file(source: str, field: str) -> Path:
     with telling(field, source):
         path, (owner, _, rest) = Path(source).expanduser(), source.partition("/")
         name, _, file = rest.partition("/")
-        if not path.exists() and path.suffix == ".safetensors" and file and hub.is_id(f"{owner}/{name}"):
+        if not path.exists() and hub.is_file_of(path, hub.SAFETENSORS) and file and hub.is_id(f"{owner}/{name}"):
             path = hub.download(f"{owner}/{name}", [file]) / file
             if path.is_file():
                 return path
@@ -128,7 +128,7 @@ def shapes(source: str, field: str) -> dict[str, tuple[int, ...]]:
 def opened(path: Path) -> Iterator[Any]:
     """Open one `.safetensors` file, which is memory-mapped until the block ends; refuses one that is damaged."""
     with _reading(path) as begins:
-        if path.suffix in hub.PICKLED:
+        if hub.is_file_of(path, hub.PICKLED):
             raise _unreadable(path, "it is a pickle, which may hold code, and only .safetensors files are read here")
         if begins.startswith(b"GGUF"):
             raise _unreadable(path, "it is a GGUF file, and only .safetensors files are read here")
@@ -157,23 +157,28 @@ def _reading(path: Path) -> Iterator[bytes]:
 
 def by_bare_name(tensors: Mapping[str, _T]) -> dict[str, _T]:
     """Return tensors, or what is known of them, by their names without the prefixes of wrappers; refuses two of one name."""
+    return renamed(tensors, lambda name: reduce(str.removeprefix, WRAPPERS, name))
+
+
+def renamed(tensors: Mapping[str, _T], rename: Callable[[str], str]) -> dict[str, _T]:
+    """Return tensors, or what is known of them, by other names; refuses two that get one name."""
     names: dict[str, list[str]] = defaultdict(list)
     for name in tensors:
-        names[reduce(str.removeprefix, WRAPPERS, name)].append(name)
+        names[rename(name)].append(name)
     if several := [name for alike in names.values() if len(alike) > 1 for name in alike]:
         raise UserError(
-            f"it has tensors whose names differ only by what wrappers put before them: {first_few(several)}",
+            f"it has several tensors for one of the network, in other spellings: {first_few(several)}",
             code="weights-unreadable",
             remedy="keep one of each",
         )
-    return {bare: tensors[name] for bare, (name,) in names.items()}
+    return {new: tensors[name] for new, (name,) in names.items()}
 
 
 def _locate(source: str, patterns: list[str], without: list[str] | None = None) -> Path:
     path = Path(source).expanduser()
     if path.exists():
         return path
-    if hub.is_id(source) and path.suffix not in hub.WEIGHTS:
+    if hub.is_id(source) and not hub.is_file_of(path):
         return hub.download(source, patterns, without)
     raise UserError(
         "no such file or folder, and not a hub id (owner/name or owner/name@revision)",
@@ -185,7 +190,7 @@ def _locate(source: str, patterns: list[str], without: list[str] | None = None) 
 def _fetch(source: str, patterns: list[str], folder: str = ".", without: Sequence[str] = ()) -> Path:
     """Return the local place of a source; of a repository, copies of weights are fetched where there is nothing else."""
     place = _locate(source, patterns, [*without, *_COPIES])
-    if not place.is_file() and not any(path.suffix in hub.WEIGHTS for path in place.glob(f"{folder}/*")):
+    if not place.is_file() and not any(map(hub.is_file_of, place.glob(f"{folder}/*"))):
         place = _locate(source, patterns, [*without])
     return place
 
@@ -209,7 +214,7 @@ def _files(path: Path) -> list[Path]:
         return [path]
 
     def found(*endings: str) -> list[Path]:
-        return sorted(file for file in path.glob("[!.]*") if file.name.endswith(endings))
+        return sorted(file for file in path.glob("[!.]*") if hub.is_file_of(file.name, endings))
 
     def own(ending: str) -> list[Path]:
         return [file for name in _OWN_NAMES if (file := path / f"{name}{ending}").is_file()][:1]
@@ -247,18 +252,25 @@ def _shards(index: Path) -> list[Path]:
             code="weights-shards-missing",
             remedy="download them too",
         )
-    names = Counter(n for path in shards if path.suffix in hub.SAFETENSORS for n in shapes(str(path), index.name))
-    lies = [name for name, count in names.items() if count > 1] or (names and [*(weight_map.keys() - names.keys())])
+    names = Counter(name for path in shards for name in _names(path))
+    lies = [name for name, count in names.items() if count > 1] or [*(weight_map.keys() - names.keys())]
     if lies:
         raise _unreadable(index, f"its files hold none or several of some of its tensors: {first_few(lies)}")
     return shards
+
+
+def _names(path: Path) -> Iterable[str]:
+    """Return the names of the tensors of a file, of whose values as few are read as its format allows."""
+    return shapes(str(path), path.name) if hub.is_file_of(path, hub.SAFETENSORS) else _read_file(path)
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:
     with _reading(path) as begins:
         if begins.startswith(b"GGUF"):
             return gguf_files.read(path)
-        if path.suffix in hub.PICKLED and begins[8:9] != b"{":  # with which the header of a .safetensors file begins
+        if (
+            hub.is_file_of(path, hub.PICKLED) and begins[8:9] != b"{"
+        ):  # with which the header of a .safetensors file begins
             state = _unpickle(path, mapped=begins.startswith(b"PK"))
         else:
             description = _require_whole(path)
@@ -342,7 +354,7 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], source: str, field
 
     Raises:
         ShapeMismatch: If keys or shapes differ; nothing is loaded then.
-        UserError: If the state has whole numbers where the module has others.
+        UserError: If the state has whole numbers where the module has others, or some that are not finite.
     """
     own = module.state_dict()
     require_fit(shapes_of(own), shapes_of(state), source, field)
@@ -350,6 +362,8 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], source: str, field
     if codes:
         with telling(field, source):
             raise stored_weights.unsupported(f"{codes[0]} has {state[codes[0]].dtype}")
+    with telling(field, source):
+        stored_weights.require_finite(state)
     if any(parameter.is_meta for parameter in module.parameters()):
         module.load_state_dict(state, strict=True, assign=True)
     else:

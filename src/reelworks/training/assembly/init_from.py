@@ -16,7 +16,7 @@ from reelworks.data.checkpoint import load, locate, read_lock, verify
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.distributed.mesh import World
 from reelworks.data.run.folder import RunFolder
-from reelworks.models import identify
+from reelworks.models import hub, identify
 from reelworks.models.adapters import files
 from reelworks.models.base_model import Base, require_same
 from reelworks.models.components import family_config
@@ -46,7 +46,7 @@ def load_run(source: Path, model: TrainedModel, world: World, recipe: Recipe, *,
     """
     base, loaded = model.base, _Loaded(source)
     tensors = model.state.state_dict()
-    if source.suffix == ".safetensors":
+    if hub.is_file_of(source, hub.SAFETENSORS):
         if not weights_only:
             raise UserError(
                 "the file holds weights and no optimizer state",
