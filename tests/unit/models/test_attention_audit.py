@@ -479,6 +479,49 @@ def test_a_pass_without_attention_is_told():
         rw.check_attention(lambda: None)
 
 
+@pytest.mark.parametrize(
+    ("shapes", "more"),
+    [
+        ([(5, 8)], {}),
+        ([(3, 5, 8)], {}),
+        ([(2, 2, 3, 5, 8)], {}),
+        ([(2, 2, 5, 8), (1, 2, 5, 8)], {}),
+        ([(2, 2, 5, 8), (2, 5, 8)], {}),
+        ([(5, 8), (2, 2, 5, 8)], {}),
+        ([(2, 4, 5, 8), (1, 2, 5, 8)], {"enable_gqa": True}),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_calls_of_any_shape_that_torch_takes_are_compared(shapes, more, device):
+    """With and without clips and heads, and with fewer clips of keys than of queries."""
+
+    def step():
+        query, key = (torch.randn(shape, device=device, requires_grad=True) for shape in (shapes[0], shapes[-1]))
+        functional.scaled_dot_product_attention(query, key, key, **more).sum().backward()
+
+    report = rw.check_attention(step, device="cpu")
+    assert (report.calls, report.left_out, report.faults) == (1, 0, ())
+    if device == "meta":
+        for given in (None, "meta"):
+            with refused("attention-on-meta", "device"):
+                rw.check_attention(step, device=given)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_calls_of_nested_tensors_are_refused(layout):
+    def step():
+        if layout == torch.jagged:
+            clips = [torch.randn(4, 2, 8), torch.randn(7, 2, 8)]
+            query = torch.nested.nested_tensor(clips, layout=layout).transpose(1, 2)
+        else:
+            query = torch.nested.nested_tensor([torch.randn(2, 4, 8), torch.randn(2, 7, 8)], layout=layout)
+        functional.scaled_dot_product_attention(query, query, query)
+
+    with refused("attention-nested", "step"):
+        rw.check_attention(step)
+
+
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=4), st.randoms(use_true_random=False), st.integers(0, 7))
 @settings(max_examples=30, deadline=None)
 def test_a_drawn_tensor_has_its_layout(shape, random, offset):

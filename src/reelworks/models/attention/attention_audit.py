@@ -160,7 +160,7 @@ def check_attention(step: Callable[[], object], *, device: torch.device | str | 
         device: Where kernels are compared; by default where the pass ran. A model on the meta device makes the same calls.
 
     Raises:
-        UserError: The pass made no call, or a kernel crashed the GPU.
+        UserError: The pass made no call or one of nested tensors, no device computes, or a kernel crashed the GPU.
     """
     recorder = Recorder()
     with recorder.recording():
@@ -173,6 +173,16 @@ def check_attention(step: Callable[[], object], *, device: torch.device | str | 
             remedy="pass a function that runs the model, without torch.compile",
         )
     chosen = recorder.device if device is None else torch.device(device)
+    if chosen.type == "meta":
+        raise UserError(
+            "the pass was on the meta device, where nothing is computed"
+            if device is None
+            else "nothing is computed on it",
+            code="attention-on-meta",
+            field="device",
+            value=str(chosen),
+            remedy="name the device on which the model is to run",
+        )
     return audit(recorder.calls, chosen, times=chosen.type == "cuda")
 
 
@@ -388,7 +398,8 @@ class _Pairs:
 
 
 def _four_sizes(shape: Sequence[int]) -> tuple[int, ...]:
-    return (shape[0], 1, *shape[1:]) if len(shape) == 3 else (math.prod(shape[:-3]), *shape[-3:])
+    four = (*[1] * (4 - len(shape)), *shape)
+    return (math.prod(four[:-3]), *four[-3:])
 
 
 class _ExactRows(NamedTuple):

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from reelworks.core.errors import UserError
+
 Attend = Callable[..., Tensor]  # with the arguments of torch's scaled_dot_product_attention
 ATTEND: Attend = functional.scaled_dot_product_attention
 
@@ -237,10 +239,19 @@ class Recorder:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
+        if query.is_nested or key.is_nested or value.is_nested:
+            raise UserError(
+                "it attends within nested tensors, whose calls cannot be compared",
+                code="attention-nested",
+                field="step",
+                remedy="pass a function that runs the model with padded tensors and a mask",
+            )
         query, key, value = _lowered(query), _lowered(key), _lowered(value)
         mask = None if attn_mask is None else _lowered(attn_mask)
         out = compute(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        of_query, of_key, of_value = (TensorLayout.of_tensor(each) for each in (query, key, value))
+        of_query, of_key, of_value = map(
+            TensorLayout.of_tensor, _broadcast(query, key, value, own=3 if enable_gqa else 2)
+        )
         of_mask = None if mask is None else TensorLayout.of_tensor(mask)
         call = AttentionCall(of_query, of_key, of_value, of_mask, None, is_causal, scale, enable_gqa)
         self.device = query.device
@@ -254,6 +265,12 @@ class Recorder:
     def _note_gradient(self, call: AttentionCall, gradient: Tensor) -> None:
         self._calls.pop(call, None)
         self._calls[replace(call, gradient=TensorLayout.of_tensor(gradient))] = None
+
+
+def _broadcast(*tensors: Tensor, own: int) -> list[Tensor]:
+    """Return tensors with the same dimensions before the last ones, as attention takes them."""
+    shape = torch.broadcast_shapes(*(each.shape[:-own] for each in tensors))  # type: ignore[no-untyped-call]
+    return [each.detach().expand(*shape, *each.shape[-own:]) for each in tensors]
 
 
 def _lowered(tensor: Tensor) -> Tensor:
