@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from pathlib import Path
@@ -263,6 +264,21 @@ def test_a_state_of_another_plan_of_the_same_data_is_refused_and_changes_nothing
     other = {**state, "cursor": {**state["cursor"], key: "0" * len(state["cursor"][key])}}
     with refused("plan-differs", "state", says="another version of the planner"):
         loader.load_state_dict(other)
+    assert loader.state_dict() == state
+
+
+@pytest.mark.parametrize("outcome", ["trained", "failed", "skipped", "planned"])
+@pytest.mark.parametrize("steps", [0, 1, 99])
+def test_counts_that_contradict_the_plan_are_refused_and_change_nothing(
+    footage: Path, outcome: str, steps: int
+) -> None:
+    loader = rw.Loader(dataset_of(footage), micro_batches_per_step=2)
+    for step in itertools.islice(loader, steps):
+        list(step)
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    with refused("counts-contradict-plan", "state"):
+        loader.load_state_dict({**state, "cursor": state["cursor"] | {outcome: state["cursor"][outcome] + 99}})
     assert loader.state_dict() == state
 
 
