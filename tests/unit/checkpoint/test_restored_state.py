@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -263,6 +264,21 @@ def test_parameters_stay_parameters(tmp_path: Path) -> None:
     assert weight.tolist() == [1, 1]
     assert isinstance(state["frozen"], nn.Parameter)
     assert not state["frozen"].requires_grad
+
+
+@pytest.mark.parametrize("counts", [(2, 0), (0, 2), (0, 0)])
+def test_groups_without_weights_are_groups(tmp_path: Path, counts: tuple[int, int]) -> None:
+    def optimizer(*counts: int) -> torch.optim.Optimizer:
+        return torch.optim.AdamW([{"params": [nn.Parameter(torch.ones(1)) for _ in range(n)]} for n in counts])
+
+    store = rw.CheckpointStore(tmp_path)
+    store.save(1, {"optimizer": optimizer(*counts)})
+    store.load_latest({"optimizer": optimizer(*counts)})
+    for others in [(1, 1), *{(2, 0), (0, 2), (0, 0), (2,)} - {counts}]:
+        with refused(
+            "checkpoint-state-differs", "optimizer", says=re.escape(f"{[*counts]} weights, this one of {[*others]}")
+        ):
+            store.load_latest({"optimizer": optimizer(*others)})
 
 
 def test_a_module_takes_weights_of_another_dtype_and_refuses_another_shape(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ It does so with counts and texts, too: an integer tensor becomes a float, a text
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -48,12 +47,12 @@ def like_weights(
 
 def require_same_groups(optimizer: Optimizer, places: Iterable[tree.Path], part: str) -> None:
     """Refuse a state whose parameter groups have other numbers of weights; `places` are those of all its values."""
-    saved: Counter[int] = Counter()
+    saved: dict[int, int] = {}
     for place in places:
         match place:
-            case ("param_groups", int(group), "params", _):
-                saved[group] += 1
-    own = {i: len(group["params"]) for i, group in enumerate(optimizer.param_groups) if group["params"]}
+            case ("param_groups", int(group), *rest):
+                saved[group] = saved.get(group, 0) + (rest[0] == "params" and len(rest) > 1)
+    own = {i: len(group["params"]) for i, group in enumerate(optimizer.param_groups)}
     if saved and own != saved:
         raise UserError(
             f"the checkpoint's optimizer has groups of {[*saved.values()]} weights, this one of {[*own.values()]}",
