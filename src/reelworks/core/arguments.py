@@ -10,6 +10,7 @@ numpy's numbers, paths as texts, tuples in place of lists.
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
 import math
@@ -154,23 +155,37 @@ def plain(value: Any) -> Any:
 
 
 def _read_file(value: Any) -> str:
-    if isinstance(file := os.fspath(value), str) and file and "\0" not in file:
-        return file
-    raise TypeError
+    if not isinstance(file := os.fspath(value), str) or not file or "\0" in file:
+        raise TypeError
+    if "://" not in file:
+        try:
+            Path(file).stat()
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise ValueError from error
+    return file
 
 
 def _read_device(value: Any) -> Any:
     import torch
 
     device = torch.device("cuda", value) if type(value) is int else torch.device(value)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError
+    if device.type == "cuda":  # a tensor there would take memory of the GPU
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise ValueError
+        return device
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, ImportError) as error:  # of builds without it
+        raise ValueError from error
     return device
 
 
 DEVICE = Kind("a device of torch that this machine has", _read_device)
-PATH = Kind("a path", lambda value: Path(_read_file(value)))
-FILE = Kind("a path", _read_file)  # as a text, which may be an address: a Path would have one slash of its two
+PATH = Kind("a path that this system can have", lambda value: Path(_read_file(value)))
+FILE = Kind(
+    "a path that this system can have", _read_file
+)  # as a text, which may be an address: a Path would have one slash of its two
 FLAG = one_of(True, False)
 TEXT = that("a text that is not empty", lambda value: isinstance(value, str) and value)
 FUNCTION = that("a function", callable)

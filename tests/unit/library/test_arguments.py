@@ -43,6 +43,7 @@ JUNK = [
     -math.inf,
     "",
     "junk",
+    "x" * 300,  # more than a name of a file may have
     b"x",
     [],
     [-1],
@@ -127,6 +128,8 @@ def test_junk_in_any_argument_is_taken_or_told_by_its_name(tmp_path: Path, monke
         (lambda: rw.Loader(sample_dataset(), num_workers=-2), "num_workers"),
         (lambda: rw.Loader(sample_dataset(), num_workers=True), "num_workers"),
         (lambda: rw.Loader(sample_dataset(), device="gpu0"), "device"),
+        (lambda: rw.Loader(sample_dataset(), device="xpu:7"), "device"),
+        (lambda: rw.Loader(sample_dataset(), device="hpu"), "device"),
         pytest.param(
             lambda: rw.Loader(sample_dataset(), device="cuda"),
             "device",

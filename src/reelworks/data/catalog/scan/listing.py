@@ -41,9 +41,10 @@ def list_folder(name: str, root: Path) -> Listing:
     not training data, nor are a run's own folders in a dataset's folder that is its output. An unreadable folder is refused, since its clips would otherwise count as deleted;
     a link to what is not there is refused by `Update.compare`, if there were clips behind it.
     """
-    if not root.is_dir():
+    found = user_files.existing(root)
+    if found is None or not found.is_dir():
         raise UserError(
-            "this is a file, not a folder" if root.exists() else "there is no such folder",
+            "there is no such folder" if found is None else "this is a file, not a folder",
             code="no-such-folder",
             field=f"dataset {name!r}",
             value=str(root),
