@@ -208,6 +208,22 @@ def test_one_that_is_broken_is_named(tmp_path: Path, content: str, told: str) ->
         annexes.from_outside()
 
 
+@pytest.mark.parametrize("tables", [{}, {"other": {}}])
+@pytest.mark.usefixtures("bicycle")
+def test_one_that_is_broken_is_no_matter_of_a_recipe_without_its_table(
+    tiny: Any, tmp_path: Path, tables: dict[str, Any]
+) -> None:
+    (tmp_path / "site-packages" / "bicycle_annex.py").write_text("import nowhere", encoding="utf-8")
+    with fresh_import("bicycle_annex"):
+        if tables:
+            with refused("annex-unknown", "annex.other"):
+                recipe_file.parse(tiny(annex=tables))
+        else:
+            recipe = recipe_file.parse(tiny(annex=tables, checkpoints={"keep_best": {"metric": "validation/loss"}}))
+            annex_tables.require(recipe.annex)
+            previews.require_measured(recipe)
+
+
 def telling(code: str, section: str = "bicycle_annex:tell") -> str:
     """Code of a package with a section of reports."""
     return f"from reelworks.core.annexes import *\ndef tell(run): {code}\nANNEX = Annex(sections=({section!r},))"

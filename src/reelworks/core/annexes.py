@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -81,13 +81,18 @@ def of_house() -> tuple[Annex, ...]:
     return tuple(cast(Annex, named_code.load(f"reelworks.annexes.{name}.annex:ANNEX")) for name in _HOUSE)
 
 
-def from_outside() -> dict[str, Annex]:
-    """Return the annexes of other installed packages, by name.
+def names() -> list[str]:
+    """Return the names of the annexes of other installed packages, none of which is loaded."""
+    return [point.name for point in _points()]
+
+
+def from_outside(among: Container[str] | None = None) -> dict[str, Annex]:
+    """Return the annexes of other installed packages, or those among some names, by name.
 
     Raises:
-        UserError: One cannot be loaded.
+        UserError: One of them cannot be loaded.
     """
-    return {point.name: _loaded(point) for point in _points()}
+    return {point.name: _loaded(point) for point in _points() if among is None or point.name in among}
 
 
 @functools.cache

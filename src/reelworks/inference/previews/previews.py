@@ -53,7 +53,7 @@ def require_measured(recipe: Recipe) -> None:
     known = ["validation/loss", *(f"samples/{kind.name}" for kind in kinds)]
     recorded = ["eval/loss", *(f"eval/{name}" for name in registry.names())]
     for name, place in wanted.items():
-        if name in known + recorded or name.startswith(tuple(f"{of}/" for of in ("vbench", *annexes.from_outside()))):
+        if name in known + recorded or name.startswith(tuple(f"{of}/" for of in ("vbench", *annexes.names()))):
             continue
         if name.startswith("eval/"):
             guess = nearest(name, recorded)

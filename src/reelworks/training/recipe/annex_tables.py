@@ -35,8 +35,9 @@ def parse(tables: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: No installed annex has such a table, see `may_be_missing`, or one of its keys is wrong.
     """
-    kinds: dict[str, Any] = {name: annex.table for name, annex in annexes.from_outside().items() if annex.table}
+    kinds: dict[str, Any] = {name: annex.table for name, annex in annexes.from_outside(tables).items() if annex.table}
     missing = {name: table for name, table in tables.items() if name not in kinds}
+    others = [name for name in annexes.names() if name not in missing]
     for name, table in missing.items():
         if not _may_be_missing.get():
             raise UserError(
@@ -45,7 +46,7 @@ def parse(tables: Mapping[str, Any]) -> dict[str, Any]:
                 field=f"annex.{name}",
                 value=table,
                 remedy="install the package that has it, or remove the table"
-                + f"; {nearest(name, kinds)}" * bool(kinds),
+                + f"; {nearest(name, others)}" * bool(others),
             )
         _tell_of_missing(name)
     # As parts of a recipe, so that errors name their keys in full.
