@@ -20,6 +20,7 @@ from reelworks.models.objectives.config import ObjectiveConfig
 from reelworks.models.sound.config import SoundConfig
 from reelworks.testing import contract
 from reelworks.training.assembly import build
+from reelworks.training.observers import validation
 from reelworks.training.recipe import recipe_file
 from reelworks.training.step import examples, sound_inputs
 from reelworks.training.step.examples import Example, Predicted
@@ -36,6 +37,12 @@ def test_modes_have_their_shares_and_the_rest_generates_both():
     both = sound_inputs.draw(SoundConfig(), WORDS)
     assert both.picture.all()
     assert both.sound.all()
+
+
+@pytest.fixture
+def footage_of_loss(monkeypatch):
+    monkeypatch.setattr(validation, "digest_of", lambda *_: "of the clips")
+    return None, None
 
 
 def of_picture():
@@ -67,6 +74,19 @@ def test_sound_has_timesteps_that_are_trained_with_its_own_shift(own, ratio, end
     if own is None:
         assert torch.equal(sound_inputs.times(drawn, picture, ratio, own, config), picture)
         assert torch.equal(sound_inputs.times(both, given, ratio, own, config), given)
+
+
+@pytest.mark.parametrize("shift", ["none", 12.0])
+def test_a_shift_of_the_sound_that_is_the_pictures_is_none_of_its_own(footage_of_loss, shift):
+    own = 1.0 if shift == "none" else shift
+    t, config = torch.tensor([10.0, 333.3, 990.0]), ObjectiveConfig()
+    assert torch.equal(sound_inputs.times(sound_inputs.both(3), t, own, own, config), t)
+
+    def digest(**sound):
+        values = tiny_recipe.of_sounds("unused", "unused", sound=sound, objective={"timestep_shift": shift})
+        return validation.digest_of_loss(recipe_file.parse(values), *footage_of_loss)
+
+    assert digest(timestep_shift=own) == digest() != digest(timestep_shift=own + 1)
 
 
 def test_a_shared_timestep_is_moved_from_the_shift_of_the_picture_to_that_of_the_sound():

@@ -171,7 +171,9 @@ class Validator:
 
 def digest_of_loss(recipe: Recipe, data: Dataset, clips: Samples) -> str:
     """Return the digest of all that the loss of clips depends on besides the weights."""
-    sound = recipe.sound
+    sound, shift = recipe.sound, recipe.objective.timestep_shift
+    if sound is not None and sound.timestep_shift == (1.0 if shift == "none" else shift):
+        sound = sound.model_copy(update={"timestep_shift": None})  # that of the picture, as without the key
     shifted = _SHIFTED_SOUND if sound is not None and sound.timestep_shift is not None else set()
     settings = [
         recipe.objective.model_dump(mode="json", include=_OBJECTIVE | shifted),

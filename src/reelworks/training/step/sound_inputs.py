@@ -67,7 +67,7 @@ def times(chosen: SoundDraws, picture_B: Tensor, ratio: float, own: float | None
     """Return the sound's timesteps, of those that are trained, for the picture's, which are shifted by `ratio`; `own` is its shift."""
     if chosen.uniform is not None:
         return RectifiedFlow(config).times(torch.from_numpy(chosen.uniform), own or ratio)[1]
-    if own is None or ratio == 0:  # opensora_frame_quantization moves all timesteps to 0, from which nothing leads back
+    if own is None or ratio in (own, 0):  # opensora_frame_quantization moves all to 0, from which nothing leads back
         return picture_B
     return timesteps.within(timesteps.shift(picture_B, own / ratio), *config.timestep_range)
 
