@@ -30,7 +30,7 @@ from reelworks.training.assembly import init_from
 from reelworks.training.assembly.build import TrainedModel
 from reelworks.training.loop import checkpointing, stages
 from reelworks.training.loop.open_run import StartedStage
-from reelworks.training.loop.stages import Stage
+from reelworks.training.loop.stages import Stage, as_written
 from reelworks.training.plan import plan_report, rejections
 from reelworks.training.recipe import diff, recipe_file
 from reelworks.training.recipe.dataset import RecipeData
@@ -105,7 +105,7 @@ def _resume(started: StartedStage, model: TrainedModel) -> tuple[DataPosition, i
     if stage.begins:
         return _begin_stage(started, model, cursor, aliases), step
     of_recipe = diff.since_step(run.folder, step, data.recipe) if run.world.is_main else []
-    changes = diff.lines(of_recipe)
+    changes = diff.lines(as_written(of_recipe, stage.config, stage.start))
     if request.load is not None:
         changes.append("--load has no effect: the run resumes from its own checkpoint")
     keys: Any = run.world.broadcast([change.key for change in of_recipe])

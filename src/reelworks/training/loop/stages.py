@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from reelworks.training.loop.request import TrainRequest
 from reelworks.training.observers.early_stop import EarlyStop
 from reelworks.training.recipe import diff, recipe_file
 from reelworks.training.recipe.recipe import Recipe
-from reelworks.training.recipe.stages import StageConfig
+from reelworks.training.recipe.stages import ENDS, StageConfig
 from reelworks.training.step import progress
 
 
@@ -166,8 +167,24 @@ def log_edited(stage: Stage, folder: RunFolder) -> None:
             event = starts[finished.name]
             now = recipe_file.of_stage(stage.whole, index, StageStart(**event["stage"]))
             changes = diff.since(folder.recipes_folder / event["recipe"], now)
-            for line in diff.lines(change for change in changes if _is_edit(finished, now, change)):
+            edits = [change for change in changes if _is_edit(finished, now, change)]
+            for line in diff.lines(as_written(edits, finished, StageStart(**event["stage"]))):
                 logger.info(f"stage {finished.name} is finished, and stays as it was: {line}")
+
+
+def as_written(changes: Iterable[diff.KeyChange], stage: StageConfig | None, start: StageStart) -> list[diff.KeyChange]:
+    """Return changes of a stage's recipe with its ends as its entry says them, which count from its start."""
+    own = (
+        {} if stage is None else {f"train.{of_train}": key for key, of_train in ENDS.items() if of_train in stage.ends}
+    )
+    firsts = {"steps": start.step, "epochs": start.epoch, "clips": start.clips}
+    result = []
+    for change in changes:
+        if (key := own.get(change.key)) is not None:
+            ends = (end - firsts[key] if isinstance(end, int) else end for end in (change.before, change.after))
+            change = diff.KeyChange(f"stage.{stage.name}.{key}" if stage else key, *ends)
+        result.append(change)
+    return result
 
 
 def _is_edit(stage: StageConfig, now: Recipe, change: diff.KeyChange) -> bool:

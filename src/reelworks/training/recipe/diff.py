@@ -7,9 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
 from reelworks.core import toml_none, user_files
+from reelworks.core.errors import UserError
 from reelworks.data.run import history
 from reelworks.data.run.folder import RunFolder
+from reelworks.training.recipe import annex_tables
 from reelworks.training.recipe.recipe import Recipe
 
 NOT_SET = "not set"
@@ -51,7 +55,7 @@ def by_steps(run: RunFolder, last: float) -> dict[str, list[tuple[float, Any]]]:
     recipes = list[tuple[float, dict[str, Any]]]()
     for part in history.parts(run, last):
         with suppress(OSError, ValueError):
-            recipes.append((part.last, flat(user_files.read_toml(part.recipe))))
+            recipes.append((part.last, flat(_read(part.recipe))))
     found: dict[str, list[tuple[float, Any]]] = {}
     for key in sorted({key for _, recipe in recipes for key in recipe}):
         values = [(step, recipe.get(key, NOT_SET)) for step, recipe in recipes]
@@ -72,8 +76,16 @@ _SHOWN = 12  # changed keys listed one by one
 def since(file: Path, now: Recipe) -> list[KeyChange]:
     """Return the changes since the recipe that a run kept in a file; none if it cannot be read."""
     with suppress(OSError, ValueError):
-        return changes(user_files.read_toml(file), toml_none.to_toml(now))
+        return changes(_read(file), toml_none.to_toml(now))
     return []
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return the values of a kept recipe, with the defaults of keys that its version did not have, if this one reads it."""
+    values = user_files.read_toml(file)
+    with suppress(ValidationError, UserError), annex_tables.may_be_missing():
+        return toml_none.to_toml(Recipe.model_validate(toml_none.from_toml(values, Recipe)))
+    return values
 
 
 def since_step(folder: RunFolder, step: int, now: Recipe) -> list[KeyChange]:
