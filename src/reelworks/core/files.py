@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from reelworks.core import results, storage, system
 from reelworks.core.errors import UserError
@@ -25,10 +26,38 @@ def state(path: Path) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns]
 
 
+def temporary_name(path: Path) -> Path:
+    """Return a new place beside `path` for what will replace it; `sweep` knows it."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+def hold(file: BinaryIO) -> None:
+    """Keep an open temporary file from being swept until it is closed, or this process ends."""
+    with suppress(OSError):
+        system.lock(file.fileno(), shared=True)
+
+
+def sweep(path: Path, fresh_seconds: float = 30.0) -> None:
+    """Remove what killed processes have left beside `path`: temporary files, and folders of them, with its suffix.
+
+    They are those of `temporary_name`, unless somebody holds them; by default those are fresh that a writer may not hold
+    yet. Without locks, nobody knows what is left.
+    """
+    places = path.parent.glob(f".*.{'[0-9a-f]' * 8}.tmp")
+    for left in (place for place in places if Path(Path(place.stem).stem).suffix == path.suffix):
+        with suppress(OSError):  # somebody holds it, or was faster
+            inside = [left, *left.rglob("*")]
+            for one in filter(Path.is_file, inside):
+                with one.open("rb") as file:
+                    system.lock(file.fileno())
+            if time.time() - max(one.stat().st_mtime for one in inside) > fresh_seconds:
+                storage.rmtree(left)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a place beside `path` for a file that takes its place at the end of the block, and is removed if that fails."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    temporary = temporary_name(path)
     try:
         yield temporary
         storage.rename(temporary, path)

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from reelworks.core import system
-from reelworks.models.export import safetensors_file
+from reelworks.core import files, system
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ""])
@@ -26,26 +25,26 @@ def test_what_a_killed_process_left_is_swept_and_what_another_writes_is_not(
     if not locks:
         monkeypatch.setattr(system, "lock", has_none)
     target, days = tmp_path / f"new{suffix}", time.time() - 2 * 86_400
-    left = [safetensors_file.temporary_name(tmp_path / name) for name in (f"a{suffix}", f"new{suffix}")]
-    folder = safetensors_file.temporary_name(target)
+    left = [files.temporary_name(tmp_path / name) for name in (f"a{suffix}", f"new{suffix}")]
+    folder = files.temporary_name(target)
     folder.mkdir()
     kept = [
-        safetensors_file.temporary_name(tmp_path / "b.json"),
+        files.temporary_name(tmp_path / "b.json"),
         tmp_path / f".a{suffix}.part",
         tmp_path / f"a{suffix}",
     ]
     for file in (*left, folder / "part.safetensors", *kept):
         file.touch()
-    safetensors_file.sweep(target)
+    files.sweep(target)
     assert {*left, folder, *kept} == {*tmp_path.iterdir()}  # as fresh as one that is written now
     os.utime(folder, (days, days))
-    safetensors_file.sweep(target)
+    files.sweep(target)
     assert folder.exists()  # since what is in it is fresh
     for file in (*left, folder / "part.safetensors", folder, *kept):
         os.utime(file, (days, days))
     with (folder / "part.safetensors").open("rb") as held:
-        safetensors_file.hold(held)
-        safetensors_file.sweep(target)
+        files.hold(held)
+        files.sweep(target)
         assert {*tmp_path.iterdir()} == {*kept, folder, *left * (not locks)}
-    safetensors_file.sweep(target)
+    files.sweep(target)
     assert {*tmp_path.iterdir()} == {*kept, *[*left, folder] * (not locks)}

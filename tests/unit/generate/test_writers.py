@@ -1,3 +1,4 @@
+import os
 from fractions import Fraction
 
 import av
@@ -7,6 +8,7 @@ import pytest
 from PIL import Image
 from refused import refused
 
+from reelworks.core import files
 from reelworks.inference.generate import writers
 
 
@@ -85,6 +87,19 @@ def test_a_place_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path, name
         tmp_path.chmod(0o500)
         with refused("file-unwritable", "output", says="remedy: name a place"):
             writers.write(tmp_path / name, clip(1, 8, 8), 8)
+
+
+@pytest.mark.parametrize(("name", "stays"), [("a.png", False), ("b.png", False), ("a.mp4", True)])
+def test_what_a_killed_process_left_goes_before_others_are_written(tmp_path, name, stays):
+    """In files of a kind that is written, once nobody can be writing them any more."""
+    place = tmp_path / "samples"
+    place.mkdir()
+    left, fresh = (files.temporary_name(place / name) for _ in range(2))
+    for file in (left, fresh):
+        file.touch()
+    os.utime(left, (0, 0))
+    writers.require_places([place / "a.png", place / "c.png"])
+    assert {*place.iterdir()} == {fresh, *[left] * stays}
 
 
 def test_a_failed_write_leaves_the_former_file_and_nothing_else(tmp_path):

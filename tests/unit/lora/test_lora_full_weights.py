@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from reelworks.annexes.lora import apply, convert, extract, merge
 from reelworks.annexes.lora.request import ApplyLorasRequest, ConvertLoraRequest, ExtractLoraRequest, MergeLorasRequest
-from reelworks.core import storage
+from reelworks.core import files, storage
 from reelworks.data.checkpoint import save as commit
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run.folder import RunFolder
@@ -32,7 +32,6 @@ from reelworks.models.adapters import inject, release_layers
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.adapters.key_mapping import METADATA
 from reelworks.models.config import ModelConfig
-from reelworks.models.export import safetensors_file
 from reelworks.models.storage import weights as weight_files
 from reelworks.testing import contract
 
@@ -228,7 +227,7 @@ def test_a_result_is_replaced_as_a_whole_if_asked_for_and_nothing_else_is(
             apply.apply(ApplyLorasRequest(**asked, overwrite=True))
         assert sorted(path.name for path in out.iterdir()) == before
         assert {path.name for path in tmp_path.iterdir()} == {"a.safetensors", "base.safetensors", "out"}
-    left = safetensors_file.temporary_name(tmp_path / "of a killed one")
+    left = files.temporary_name(tmp_path / "of a killed one")
     left.mkdir()
     os.utime(left, (0, 0))
     apply.apply(ApplyLorasRequest(**asked, overwrite=True))

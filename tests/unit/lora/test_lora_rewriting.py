@@ -27,10 +27,10 @@ from reelworks.annexes.lora.request import (
     ResizeLoraRequest,
 )
 from reelworks.annexes.lora.results import LoraResult
+from reelworks.core import files
 from reelworks.models.adapters import inject
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.adapters.key_mapping import METADATA
-from reelworks.models.export import safetensors_file
 from reelworks.models.export.lora import LoraFile
 
 BF16 = torch.bfloat16
@@ -541,7 +541,7 @@ def test_files_of_several_conventions_are_added(tmp_path: Path, monkeypatch: pyt
         (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
         for path in (folder, *folder.iterdir()):
             os.utime(path, (0, 0))
-        safetensors_file.sweep(tmp_path / "of another.safetensors")
+        files.sweep(tmp_path / "of another.safetensors")
         return finish(*args)
 
     monkeypatch.setattr(output.NewAdapterFile, "finish", finish_late)

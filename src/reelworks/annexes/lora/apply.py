@@ -322,8 +322,8 @@ def _write(
     target = request.output.resolve()  # a link stays, and leads to the new weights
     with files.writing("output", target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        safetensors_file.sweep(target)
-        temporary = safetensors_file.temporary_name(target)
+        files.sweep(target)
+        temporary = files.temporary_name(target)
         try:
             storage.mkdir(temporary)
             written = safetensors_file.write(

@@ -26,7 +26,6 @@ from reelworks.core.errors import UserError, first_few
 from reelworks.models.adapters import low_rank
 from reelworks.models.adapters.adapter_types.registry import LORA
 from reelworks.models.adapters.low_rank import LowRank
-from reelworks.models.export import safetensors_file
 
 
 class _Weighted(NamedTuple):
@@ -110,9 +109,9 @@ def _converted(
         )
     with files.writing("output", request.output):
         request.output.parent.mkdir(parents=True, exist_ok=True)
-        storage.mkdir(folder := safetensors_file.temporary_name(request.output))
+        storage.mkdir(folder := files.temporary_name(request.output))
         stack.callback(storage.rmtree_if_possible, folder)
-        safetensors_file.hold(stack.enter_context(storage.create(folder / "held")))  # a conversion may take long
+        files.hold(stack.enter_context(storage.create(folder / "held")))  # a conversion may take long
     new = NewAdapterFile(folder / "converted.safetensors", torch.float32, stack)
     try:
         converted = convert.write_as(other, new, first.convention, request.model)

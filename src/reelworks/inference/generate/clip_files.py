@@ -92,9 +92,10 @@ def generate(
     shape = Shape(request.num_frames or usual.num_frames, request.height or usual.height, request.width or usual.width)
     if planned is None and None in (request.height, request.width):
         on_note("the run's plan/ is gone, and with it the size that was trained: give --height and --width")
-    for path in [path for job in jobs for path in job.paths]:
+    paths = [path for job in jobs for path in job.paths]
+    for path in paths:
         writers.check(path, shape.num_frames * request.loop)
-        writers.require_place(path)
+    writers.require_places(paths)
     options = _options(request, defaults.fps(planned, recipe), recipe, shape)
     load_run.require(recipe, options)
     # Load the step whose recipe was read: a run in progress may have saved again meanwhile.

@@ -5,22 +5,19 @@ Large files are cut into shards with an index, as published weights are.
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
 from torch import Tensor
 
-from reelworks.core import files, storage, system
+from reelworks.core import files, storage
 from reelworks.data.checkpoint import disk_space, safetensors_header
 from reelworks.data.checkpoint.safetensors_header import TensorRange
 
 SHARD_BYTES = 10 * 1000**3
 INDEX_SUFFIX = ".index.json"
-_FRESH_SECONDS = 30.0  # in which a process holds what it writes
 
 
 def write(
@@ -38,7 +35,7 @@ def write(
         entries: Tensors to write, in the order of `ordered`.
         tensors: One tensor for each entry, taken one at a time.
     """
-    sweep(path)
+    files.sweep(path)
     disk_space.require(path.parent, sum(entry.num_bytes for entry in entries), "the weights file")
     shards = _cut(entries, shard_bytes)
     targets = [path]
@@ -73,36 +70,9 @@ def _cut(entries: Sequence[TensorRange], shard_bytes: int) -> list[list[TensorRa
 def _write_one(
     file: BinaryIO, entries: Sequence[TensorRange], source: Iterator[Tensor], metadata: Mapping[str, str]
 ) -> None:
-    hold(file)
+    files.hold(file)
     file.write(safetensors_header.encode(entries, metadata))
     for entry in entries:
         tensor = next(source)
         assert (tensor.dtype, tuple(tensor.shape)) == (entry.dtype, entry.shape), entry.name
         file.write(safetensors_header.raw(tensor.cpu()).numpy().data)
-
-
-def temporary_name(path: Path) -> Path:
-    """Return a new place beside `path` for what will replace it; `sweep` knows it."""
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-
-
-def hold(file: BinaryIO) -> None:
-    """Keep an open temporary file from being swept until it is closed, or this process ends."""
-    with suppress(OSError):
-        system.lock(file.fileno(), shared=True)
-
-
-def sweep(path: Path) -> None:
-    """Remove what killed processes have left beside `path`: temporary files, and folders of them, with its suffix.
-
-    They are those of `temporary_name` and of `files.replacing`. Without locks, nobody knows what is left.
-    """
-    places = path.parent.glob(f".*.{'[0-9a-f]' * 8}.tmp")
-    for left in (place for place in places if Path(Path(place.stem).stem).suffix == path.suffix):
-        with suppress(OSError):  # somebody holds it, or was faster
-            inside = [left, *left.rglob("*")]
-            for one in filter(Path.is_file, inside):
-                with one.open("rb") as file:
-                    system.lock(file.fileno())
-            if time.time() - max(one.stat().st_mtime for one in inside) > _FRESH_SECONDS:
-                storage.rmtree(left)
