@@ -7,8 +7,10 @@ import errno
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
+from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
 from reelworks.core.log import logger
@@ -44,6 +46,24 @@ class BusyError(OSError):
     """
 
     seconds: float | None = None
+
+
+def asked_seconds(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds after which a server wants to be asked again; None if it says nothing that is understood.
+
+    Retry-After tells them as such, or by a date of the server's clock; `headers` have names in lower case.
+    """
+    told = headers.get("retry-after", "")
+    with suppress(ValueError):
+        return seconds if 0 <= (seconds := float(told)) < math.inf else None
+    until, now = _seconds_of(told), _seconds_of(headers.get("date", ""))
+    return None if until is None else until - (time.time() if now is None else now)
+
+
+def _seconds_of(date: str) -> float | None:
+    with suppress(ValueError, OverflowError):
+        return parsedate_to_datetime(date).timestamp()
+    return None
 
 
 def is_transient(error: BaseException) -> bool:

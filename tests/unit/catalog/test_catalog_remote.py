@@ -880,7 +880,7 @@ def test_a_storage_that_limits_the_rate_of_requests_is_asked_as_it_says(
 ) -> None:
     """Each file is known in the end, at every start; the line about it is said once, not for each refusal."""
     monkeypatch.setattr(retry, "BUSY_SECONDS_OF_SCANS", 60.0)
-    monkeypatch.setattr(storages, "_retry_after", lambda headers: _Limited.window if "retry-after" in headers else None)
+    monkeypatch.setattr(retry, "asked_seconds", lambda headers: _Limited.window if "retry-after" in headers else None)
     limited = type("Limited", (_Limited,), {})
     names = [f"{i:02d}.bmp" for i in range(16)]
     for name in names:

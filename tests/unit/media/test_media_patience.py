@@ -343,6 +343,34 @@ def _busy(seconds: float | None) -> retry.BusyError:
     return error
 
 
+_NOON, _LATER = "Tue, 01 Dec 2026 12:00:00 GMT", "Tue, 01 Dec 2026 12:01:30 GMT"
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry-after": "7"}, 7.0),
+        ({"retry-after": " 1.5 "}, 1.5),
+        ({"retry-after": _LATER, "date": _NOON}, 90.0),
+        ({"retry-after": _LATER, "date": "noon"}, 91.0),
+        ({"retry-after": _LATER, "date": ""}, 91.0),
+        ({"retry-after": _LATER}, 91.0),
+        ({"retry-after": "soon", "date": _NOON}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "-1"}, None),
+        ({"date": _NOON}, None),
+        ({}, None),
+    ],
+)
+def test_the_time_that_a_server_asks_for_is_understood_as_far_as_it_says_it(
+    headers: dict[str, str], seconds: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its own clock, or if it does not tell that, by the one here."""
+    here = email.utils.parsedate_to_datetime(_NOON).timestamp() - 1
+    monkeypatch.setattr(retry, "time", SimpleNamespace(time=lambda: here))
+    assert retry.asked_seconds(headers) == seconds
+
+
 @pytest.mark.parametrize("error", [partial(OSError, errno.EBUSY), _TooManyError])
 def test_a_busy_storage_that_gives_some_clips_loses_none(
     error: Any, rights: _Rights, monkeypatch: pytest.MonkeyPatch
@@ -350,7 +378,7 @@ def test_a_busy_storage_that_gives_some_clips_loses_none(
     """Nor does one that names a time, though nobody waits for that."""
     asked = Counter[str]()
     monkeypatch.setattr(retry, "_BUSY_SECONDS", ContextVar("none", default=0.0))
-    monkeypatch.setattr(storages, "_retry_after", lambda headers: 0.001 if headers else None)
+    monkeypatch.setattr(retry, "asked_seconds", lambda headers: 0.001 if headers else None)
     rights.refused, rights.error = lambda path: asked.update([path]) or asked[path] < 4, error
     with decoding(60.0) as decode:
         assert not any(isinstance(one, Failure) for one in decode(rights.files))
@@ -361,7 +389,7 @@ def test_a_clip_is_read_when_a_storage_that_limits_the_rate_of_requests_says(
 ) -> None:
     """It is not away meanwhile."""
     asked = list[float]()
-    monkeypatch.setattr(storages, "_retry_after", lambda headers: 0.05)
+    monkeypatch.setattr(retry, "asked_seconds", lambda headers: 0.05)
     rights.refused = lambda path: len(asked) < 4 and not asked.append(time.monotonic())
     rights.error = _TooManyError  # type: ignore[assignment]
     with decoding(60.0) as decode:

@@ -13,7 +13,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, NamedTuple, final
 
 import httpx2
@@ -22,6 +21,7 @@ from reelworks.annexes.captions import frames
 from reelworks.annexes.captions.answers import CaptionFailed
 from reelworks.annexes.captions.captioner import Answer, CaptionQuestion, OneByOne
 from reelworks.annexes.captions.request import DEFAULT_KEY, CaptionRequest
+from reelworks.core import retry
 from reelworks.core.errors import UserError
 
 _WAITS_SECONDS = (1.0, 4.0, 15.0)  # before each further try
@@ -145,9 +145,7 @@ class ServerCaptioner(OneByOne):
                     self._has_answered, self._alike = True, 0
                     return _answer(reply)
                 problem = f"the server answers HTTP {reply.status}: {reply.text}"
-                pause = None
-                with suppress(ValueError, TypeError):  # seconds that the server asks to wait
-                    pause = float(reply.headers.get("Retry-After"))
+                pause = retry.asked_seconds({name.lower(): text for name, text in reply.headers.items()})
                 self._refuse_key(reply)
                 if reply.status == 404:
                     raise UserError(

@@ -18,7 +18,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 from reelworks.core import retry
@@ -258,20 +257,9 @@ def _answer(error: BaseException | None) -> tuple[int, dict[str, str]]:
     return (status if isinstance(status, int) else 0), {name.lower(): text for name, text in headers.items()}
 
 
-def _retry_after(headers: dict[str, str]) -> float | None:
-    """Return the seconds of Retry-After, which are said as such or by a date of the storage's clock; None if neither is."""
-    told = headers.get("retry-after", "")
-    if told.isdecimal():
-        return float(told)
-    with contextlib.suppress(ValueError):
-        now = parsedate_to_datetime(headers["date"]).timestamp() if "date" in headers else time.time()
-        return parsedate_to_datetime(told).timestamp() - now
-    return None
-
-
 def _meant(error: Exception) -> OSError:
     status, headers = _answer(error if _answer(error)[0] else error.__cause__)
-    seconds = _retry_after(headers)
+    seconds = retry.asked_seconds(headers)
     # S3 does not say when it may be asked again; s3fs has this number for its "SlowDown".
     if status == 429 or (status == 503 and (seconds is not None or getattr(error, "errno", None) == errno.EBUSY)):
         busy = retry.BusyError(errno.EBUSY, f"the storage limits the rate of requests ({status})")
