@@ -1,6 +1,7 @@
 """A bad checkpoint is found, passed over with its reason, and set aside only once a good one is loaded."""
 
 import errno
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from refused import refused
 
 from reelworks.core import digests, retry
 from reelworks.data.checkpoint import load
-from reelworks.data.checkpoint.folder import CheckpointFolder
+from reelworks.data.checkpoint.folder import CheckpointFolder, CheckpointInfo
 from reelworks.data.checkpoint.manifest import BadCheckpoint
 from reelworks.data.checkpoint.verify import named, newest_valid, verify
 
@@ -108,6 +109,21 @@ def test_bad_ones_are_set_aside_once_a_good_one_is_loaded(
     aside = sorted(path.name for path in store.root.glob(".bad-*"))
     assert [int(name.split("-")[2]) for name in aside] == bad[-3:]
     assert all(entry["reason"] == f"{DATA} has changed since it was written" for entry in store.history())
+
+
+@pytest.mark.parametrize("gone", [200, 300])
+def test_a_bad_one_that_somebody_deletes_while_another_is_loaded_is_no_loss(store: CheckpointFolder, gone: int) -> None:
+    for step in (200, 300):
+        flip(store.path(step) / DATA)
+
+    def attempt(info: CheckpointInfo) -> None:
+        verify(info.path, full=True)
+        shutil.rmtree(store.path(gone))
+
+    found = load.load_newest(store, attempt, quarantine=True)
+    assert found is not None
+    assert found[0].step == 100
+    assert store.steps() == [100]
 
 
 def test_all_bad_is_an_error_that_moves_nothing(store: CheckpointFolder) -> None:

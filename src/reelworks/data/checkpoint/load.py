@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -120,7 +120,7 @@ def load_newest(
             repaired.add(info.step)
             continue  # with another one, or with what has replaced it since
         for each in reversed(skipped) if quarantine else ():  # the newest last, since few are kept
-            collectives.on_first(partial(store.quarantine, *each))
+            collectives.on_first(partial(_quarantine, store, *each))
         return info, result
 
 
@@ -129,6 +129,11 @@ def average_step(path: Path) -> int:
     if not has_extra(path, names.CURSOR):
         return 0
     return Cursor(**json.loads(read_extra(path, names.CURSOR))).stage.average_step
+
+
+def _quarantine(store: CheckpointFolder, step: int, reason: str) -> None:
+    with suppress(FileNotFoundError):  # somebody has moved or deleted it since
+        store.quarantine(step, reason)
 
 
 def _protect(path: Path, stack: ExitStack) -> None:
