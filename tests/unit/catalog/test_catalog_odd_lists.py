@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import csv
 import gzip
 import io
 import json
@@ -87,6 +88,7 @@ def test_a_caption_may_be_long_however_it_is_quoted(tmp_path: Path, form: str) -
     text = "a cat, " * 40_000 + "a cat"
     (tmp_path / "list.csv").write_text(form.format(text), encoding="utf-8")
     assert captions(tmp_path / "list.csv")[0] in (text, f'"{text}')
+    assert csv.field_size_limit() == 131_072, "of other readers in this process, it is Python's"
 
 
 def test_a_list_with_a_zero_byte_is_not_plain_wherever_it_stands(

@@ -27,7 +27,7 @@ from reelworks.annexes.captions.record import ClipKey
 from reelworks.core import digests, files, user_files
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.config import Source
-from reelworks.data.catalog.scan import list_columns, list_tables, lists, remote
+from reelworks.data.catalog.scan import csv_lists, list_columns, list_tables, lists, remote
 from reelworks.data.catalog.scan.list_columns import PATH
 from reelworks.data.media import location, storages
 
@@ -212,9 +212,8 @@ class _ListPart(NamedTuple):
             file = Path(str(here))
             if suffix == ".csv":
                 with file.open(encoding="utf-8-sig", newline="") as lines:
-                    rows = [
-                        dict(zip(self.table.column_names, cells, strict=False)) for cells in csv.reader(lines) if cells
-                    ][1:]
+                    read = csv_lists.of_any_length(csv.reader(lines))
+                    rows = [dict(zip(self.table.column_names, cells, strict=False)) for cells in read if cells][1:]
             else:
                 try:
                     with file.open(encoding="utf-8-sig") as lines:

@@ -20,11 +20,11 @@ import pyarrow.csv
 from reelworks.data.catalog.scan.list_columns import PATH, TEXT, is_text, renamed
 from reelworks.data.media import formats
 
-csv.field_size_limit((1 << 31) - 1)  # a caption may be longer than the 128 KiB that Python allows for a cell
 Opener = Callable[[], Any]  # opens a list in UTF-8
 _SEPARATORS = ",;\t|"
 _HEAD_BYTES, _BLOCK_BYTES = 1 << 16, 1 << 22
 _MARK = b"\xef\xbb\xbf"
+_LONGEST_CELL = (1 << 31) - 1  # a caption may be longer than the 128 KiB that Python allows
 _NULLS = [*pa.csv.ConvertOptions().null_values, "None"]
 
 
@@ -47,7 +47,7 @@ def read(opened: Opener, usual: str, *, as_texts: bool = False) -> tuple[Any, bo
         opened, usual, head = (lambda: io.BytesIO(rest)), named[1].decode(), head[named.end() :]
     header = next((line for line in head.decode(errors="replace").splitlines() if line.strip()), "")
     # The usual sign, unless only another one gives the header a column of paths.
-    columns = {sign: next(csv.reader([header], delimiter=sign), []) for sign in (usual, *_SEPARATORS)}
+    columns = {sign: next(of_any_length(csv.reader([header], delimiter=sign)), []) for sign in (usual, *_SEPARATORS)}
     separator = next((sign for sign, names in columns.items() if PATH in renamed(names)), usual)
     names = columns[separator]
     if PATH not in renamed(names) and any(map(formats.kind_of, names)):
@@ -124,18 +124,31 @@ def _written(rows: Iterator[list[str]], separator: str) -> bytes:
     return out.getvalue().encode()
 
 
+def of_any_length(rows: Iterator[list[str]]) -> Iterator[list[str]]:
+    """Yield the rows of a `csv.reader`, whose cells may be longer than those of other readers in this process."""
+    while True:
+        former = csv.field_size_limit(_LONGEST_CELL)
+        try:
+            row = next(rows, None)
+        finally:
+            csv.field_size_limit(former)
+        if row is None:
+            return
+        yield row
+
+
 def _rows(text: str, separator: str, *, spaces: bool = False) -> Iterator[list[str]]:
     """Yield rows; raise `ValueError` with the first line of one whose quotes are odd, or which has other cells than the header."""
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True, skipinitialspace=spaces)
     line, width = 1, 0
     try:
-        for cells in rows:
-            if cells and (len(cells) > 1 or cells[0].strip()):
-                width = width or len(cells)
-                if len(cells) != width:
-                    more = ": put double quotes around texts with the separator" * (len(cells) > width)
-                    raise ValueError(f"the row of line {line} has {len(cells)} cells in place of {width}{more}")
-                yield cells
+        for row in of_any_length(rows):
+            if row and (len(row) > 1 or row[0].strip()):
+                width = width or len(row)
+                if len(row) != width:
+                    more = ": put double quotes around texts with the separator" * (len(row) > width)
+                    raise ValueError(f"the row of line {line} has {len(row)} cells in place of {width}{more}")
+                yield row
             line = rows.line_num + 1
     except csv.Error as error:
         raise ValueError(
