@@ -125,5 +125,12 @@ def test_requests_to_evaluate_that_contradict_themselves(given: dict[str, Any], 
         EvalRequest(**given)
 
 
+def test_a_checkpoint_is_measured_as_one_of_its_own_stage() -> None:
+    with refused(
+        "setting-of-a-checkpoint", "overrides", says="of the stage that trained it.*choose a checkpoint of that stage"
+    ):
+        EvalRequest(source="a", overrides=["stage=first"])
+
+
 def test_a_recipe_that_is_evaluated_takes_each_setting() -> None:
     assert EvalRequest(source="a.toml", overrides=["model.depth=2"]).is_recipe

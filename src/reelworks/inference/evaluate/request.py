@@ -132,10 +132,11 @@ class EvalRequest:
         for override in self.overrides:
             key = override.partition("=")[0].strip()
             if key.partition(".")[0] not in _FREE_SECTIONS:
+                problem = "the checkpoint was trained with the value of its own recipe"
+                remedy = f"leave it out; sections that can be set: {', '.join(_FREE_SECTIONS)}"
+                if key == "stage":
+                    problem = "a checkpoint is of the stage that trained it"
+                    remedy = "leave it out, and choose a checkpoint of that stage"
                 raise UserError(
-                    "the checkpoint was trained with the value of its own recipe",
-                    code="setting-of-a-checkpoint",
-                    field="overrides",
-                    value=override,
-                    remedy=f"leave it out; sections that can be set: {', '.join(_FREE_SECTIONS)}",
+                    problem, code="setting-of-a-checkpoint", field="overrides", value=override, remedy=remedy
                 )
