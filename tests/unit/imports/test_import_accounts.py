@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import media_makers as media
 import pytest
 from PIL import Image
 
@@ -68,6 +69,35 @@ def test_samples_count_pictures_and_no_masks(tmp_path: Path, more: dict[str, Any
     made, read = imported(tmp_path, onetrainer(concept(folder, **samples, **more)), ".json")
     assert made.clips is not None
     assert (read.dataset[0].repeats, made.clips.former_trained, made.clips.here_trained) == (2, number, number)
+
+
+@pytest.mark.parametrize(
+    ("balancing", "strategy", "trained"), [(2, "SAMPLES", 5), (9, "SAMPLES", 7), (0.5, "REPEATS", 5), (3, "REPEATS", 7)]
+)
+def test_only_clips_that_an_epoch_draws_are_counted(
+    tmp_path: Path, balancing: float, strategy: str, trained: int
+) -> None:
+    """Beside another folder, whose three pictures are all trained."""
+    drawn = concept(pictures(tmp_path / "mug", 4), balancing=balancing, balancing_strategy=strategy)
+    made, _ = imported(tmp_path, onetrainer(drawn, concept(pictures(tmp_path / "cup", 3))), ".json")
+    assert made.clips is not None
+    assert (made.clips.clips, made.clips.former_trained) == (7, trained)
+
+
+def test_pictures_in_a_folder_of_videos_are_trained_neither_there_nor_here(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "mug", 2)
+    media.write_video(folder / "a.mp4", num_frames=9, size=(128, 128))
+    (folder / "a.txt").write_text("a mug", encoding="utf-8")
+    config = f'[general]\ncaption_extension = ".txt"\n[[datasets]]\nresolution = 64\ntarget_frames = [9]\nvideo_directory = "{folder.as_posix()}"\n'
+    made, read = imported(
+        tmp_path,
+        config,
+        ".toml",
+        f"{MUSUBI.replace('qwen_image', 'wan')} --task t2v-1.3B".replace("lora_qwen_image", "lora_wan"),
+    )
+    assert made.clips is not None
+    assert read.dataset[0].filter == "kind == 'video'"
+    assert (made.clips.clips, made.clips.former_trained, made.clips.here_trained) == (3, 1, 1)
 
 
 @pytest.mark.parametrize(("multi", "rest"), [(False, 1), (True, 3)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,8 +33,8 @@ class ClipAccount:
     Attributes:
         trainer: Its name.
         clips: Number of pictures and videos that can be read.
-        former_trained: Number of clips that are large and long enough for it.
-        left_out: The others, by reason.
+        former_trained: Number of clips that an epoch of it trains: those that are large and long enough, and drawn.
+        left_out: Those that are not large or long enough, by reason.
         rest: Clips that it leaves out of an epoch since they fill no batch, by the bucket that they have here.
         here_trained: Number of clips that an epoch trains here.
         here_left_out: Clips that are left out here, by reason.
@@ -125,10 +125,11 @@ def account(
     datasets = data.dataset_by_name
     by_both = ((clip, name, datasets[name.partition("/")[0]]) for clip, name in trained if name not in without)
     batch = max(each.whole_batches for each in rules)
+    of_each = Counter(clip.dataset for clip, _ in trained)
     return ClipAccount(
         trainer=trainer.name,
         clips=len(scan.clips),
-        former_trained=len(trained),
+        former_trained=sum(rules[number].drawn(count) for number, count in of_each.items()),
         left_out=dict(sorted(left_out.items(), key=lambda item: (-len(item[1]), item[0]))),
         rest={bucket: clips % batch for bucket, clips in planned.buckets.items() if batch and clips % batch},
         here_trained=len(np.unique(data.entries(0).uid)),  # a repeated clip is one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -18,19 +19,27 @@ from reelworks.quickstart import recipe_lines
 
 
 class FormerBuckets(NamedTuple):
-    """Rules by which the buckets of a trainer drop clips of a dataset: the four in which trainers differ.
+    """Rules by which the buckets of a trainer drop clips of a dataset, in which trainers differ.
 
     Attributes:
         whole_batches: Clips of a batch on all processes, if what a bucket has beyond whole ones is left out; 0 if it is not.
         least_pixels: Area below which clips are left out.
         least_frames: Frames below which videos are left out.
         enlarges: Whether smaller clips are enlarged, and not trained at their own size.
+        most_clips: Most clips that are drawn in an epoch.
+        share: Share of the clips that is drawn in an epoch.
     """
 
     whole_batches: int = 0
     least_pixels: int = 0
     least_frames: int = 0
     enlarges: bool = True
+    most_clips: float = math.inf
+    share: float = 1.0
+
+    def drawn(self, count: int) -> int:
+        """Return how many of so many clips an epoch trains."""
+        return int(min(count * self.share, self.most_clips))
 
     def drops(self, clip: Clip) -> str:
         """Return why a clip is left out before buckets are filled; "" if it is not."""
@@ -44,6 +53,9 @@ class FormerBuckets(NamedTuple):
             yield f"a bucket is cut to whole batches of {self.whole_batches}, and clips beyond them are left out"
         else:
             yield "no clip is left out for its bucket's last batch"
+        if self.share < 1 or self.most_clips < math.inf:
+            number = f"{self.share:g} of its clips" if self.share < 1 else f"{self.most_clips:g} clips"
+            yield f"an epoch draws {number} of a folder"
         yield "smaller clips are enlarged" if self.enlarges else "smaller clips are trained at their own size"
 
 

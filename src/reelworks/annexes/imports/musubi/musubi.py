@@ -52,7 +52,7 @@ class _Musubi(FormerTrainer):
         for number, sizing in enumerate(sizings):
             if sizing.is_video and datasets[number].find(draft.settings, "frame_extraction") is None:
                 draft.set("data.clip_start", "start", "default of frame_extraction")
-        if len({sizing.is_video for sizing in sizings}) > 1:
+        if any(sizing.is_video for sizing in sizings):
             for number, sizing in enumerate(sizings):
                 kind = "video" if sizing.is_video else "image"
                 draft.set(f"dataset.{number}.filter", f"kind == '{kind}'", "a dataset has one kind there")

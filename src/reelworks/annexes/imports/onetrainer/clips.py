@@ -15,15 +15,16 @@ def buckets(settings: FormerSettings, dataset: int) -> FormerBuckets | None:
     """Return the rules of its buckets, which are cut to whole batches (mgds/pipelineModules/AspectBatchSorting.py)."""
     try:
         batch = values.whole(settings.get("batch_size", 1))
+        amount, is_samples = concepts.balancing_of(settings, _concept(settings, dataset))
     except (TypeError, ValueError):
         return None
-    return FormerBuckets(whole_batches=batch * parts.processes(settings))
+    rules = FormerBuckets(whole_batches=batch * parts.processes(settings))
+    return rules._replace(most_clips=int(amount)) if is_samples else rules._replace(share=min(amount, 1.0))
 
 
 def caption(settings: FormerSettings, beside: Beside) -> FormerCaption:
     """Return the captions of a picture: lines of its file or of the concept's, or its name, with their tags shuffled."""
-    of_dataset = {number: concept for concept, number in concepts.numbers(settings).items()}
-    get = settings.below(f"concepts.{of_dataset[beside.clip.dataset]}.text").get
+    get = settings.below(f"concepts.{_concept(settings, beside.clip.dataset)}.text").get
     source, why = get("prompt_source", "sample"), ""
     if source == "filename":
         texts, why = [PurePosixPath(beside.clip.path).stem], "captions are the names of files"
@@ -40,6 +41,11 @@ def caption(settings: FormerSettings, beside: Beside) -> FormerCaption:
     tags = [[tag for each in text.split(delimiter) if (tag := each.strip())] for text in texts]
     mixed = (captions.mixed(each[:kept], each[kept:], joint=f"{delimiter} ") for each in tags)
     return FormerCaption(frozenset(mixed), why)
+
+
+def _concept(settings: FormerSettings, dataset: int) -> int:
+    """Return the number of the concept that a dataset is."""
+    return next(concept for concept, number in concepts.numbers(settings).items() if number == dataset)
 
 
 def _lines(text: str | None) -> list[str]:
