@@ -112,6 +112,11 @@ def test_what_a_shell_splits_or_sends_elsewhere_is_read_to_its_end(tmp_path: Pat
         f"S=24\n{TRAIN} --seed ${{S:-8}}",
         f"cat > c.toml <<EOF\nseed = 24\nEOF\n{TRAIN} --config_file c.toml",
         f"tee c.toml <<EOF\nseed = 24\nEOF\n{TRAIN} --config_file c.toml",
+        f"cat <<< 'seed = 24' > c.toml\n{TRAIN} --config_file c.toml",
+        f"tee c.toml <<< 'seed = 24'\n{TRAIN} --config_file c.toml",
+        f"read S <<< 24\n{TRAIN} --seed $S",
+        f"S=24\nS=8 &\n{TRAIN} --seed $S",
+        f"S=24\n{{ S=8; }} &\n{TRAIN} --seed $S & wait",
         f'args=("--output_dir=$OUT" --seed 24)\n{TRAIN} "${{args[@]}}"',
     ],
 )
@@ -148,6 +153,9 @@ def test_what_a_batch_file_has_in_quotes_is_one_word_whatever_it_holds(tmp_path:
     [
         ("c.toml", '[general]\n[[datasets]]\nimage_directory = "C:\\data\\mug"\n', "write / for"),
         ("c.json", '{"a": 1, "b": [1, 2,],}', "remove the comma"),
+        ("c.json", '{\n  // the rate\n  "a": 1,\n}', "remove the comments"),
+        ("c.json", '{"a": 1, # the rate\n "b": "http://x"}', "remove the comments"),
+        ("c.json", '{"a": "http://x" "b": 1}', "correct the file"),
     ],
 )
 def test_what_is_easily_wrong_is_told(tmp_path: Path, name: str, text: str, remedy: str) -> None:
@@ -262,6 +270,7 @@ ODD: list[tuple[str, str]] = [
     ("$a = 1\ntry { $a = 2 } catch { $a = 3 }\npython t.py --a=$a", "t.py|?"),
     ("$i = 0\nwhile ($i -lt 3) { python t.py --i=$i; $i++ }", "t.py|?"),
     ("$out = python t.py --lr 1 2>&1 | Tee-Object log.txt", "t.py|--lr|1"),
+    ("$root = $PSScriptRoot\npython t.py --a $root\\mug --b \"$PSScriptRoot/cup\"", "t.py|--a|.\\mug|--b|./cup"),
     ("[void](python t.py --lr 1 > log.txt --x)", "t.py|--lr|1|--x"),
 ]  # fmt: skip
 

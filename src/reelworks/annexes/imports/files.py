@@ -116,6 +116,8 @@ class ConfigFile:
 
 def _remedy(kind: str, text: str) -> str:
     """Return what to do about a file that is not what its ending says, by what is easily wrong in it."""
+    if kind == "JSON" and re.search(r"(?m)^\s*(//|#|/\*)|[,{}\[\]]\s*(//|#)", text):
+        return "remove the comments, which JSON does not have"
     if kind == "JSON" and re.search(r",\s*[}\]]", text):
         return "remove the comma before a closing bracket"
     return "correct the file, or give the right one"

@@ -62,7 +62,7 @@ _LOGICAL, _COMPARED = _compiled(r"-(and|or)"), _compiled(r"-i?(eq|ne|gt|ge|lt|le
 _OPERATOR, _SPLITS = _compiled(r"-[a-z]+|[?|=]+"), _compiled(rf"[@({{{_D}{_S}]|\$\(|-\w[^{_D}{_S}]*?[.:]|--%$")
 _QUIET = _compiled(rf"{_OF_COMMANDS}|cd|echo|%|[\w./\\]*activate(?:\.ps1|\.bat)?")
 _OPENS = ("(", "$(", "@(", "{", "@{")
-_CONSTANTS = {"true": True, "false": False, "null": None}
+_CONSTANTS = {"true": True, "false": False, "null": None, "psscriptroot": "."}  # the folder of the script
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "0": "\0"}
 _UNSET = "the script does not set"
 

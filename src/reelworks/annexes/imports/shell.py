@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from reelworks.annexes.imports.script import Command, Script, Unknown, Value, joined, unknown_in
@@ -85,7 +86,10 @@ class _Runner(Words):
     def _all(self, nodes: Iterable[Any]) -> bool | None:
         status: bool | None = True
         for node in nodes:
-            status = self._run(node)
+            follows = node.next_sibling
+            is_apart = follows is not None and follows.type == "&"  # runs beside the script, whose variables stay
+            run = partial(self._run, node)
+            status = self._apart(run) if is_apart else run()
         return status
 
     def _variable_assignment(self, node: Any) -> bool:
@@ -142,13 +146,15 @@ class _Runner(Words):
 
     def _pipeline(self, node: Any) -> bool | None:
         """Run commands whose variables are their own."""
-        return [self._subshell(child, [child]) for child in node.named_children][-1]
+        return [self._apart(partial(self._run, child)) for child in node.named_children][-1]
 
     def _function_definition(self, node: Any) -> bool:
         self._functions[text_of(node.child_by_field_name("name"))] = node.child_by_field_name("body")
         return True
 
     def _command(self, node: Any, stdin: str | None = None) -> bool | None:
+        if stdin is None and any(child.type == "herestring_redirect" for child in node.children):
+            return self._redirected(node, node)
         self.has_arguments = False
         words = self.words_of(node)
         if not words:  # assignments alone, or an expansion that is empty
@@ -211,20 +217,23 @@ class _Runner(Words):
             self.arguments, self._own = former, own
 
     def _redirected_statement(self, node: Any) -> bool | None:
-        body, stdin, target = node.child_by_field_name("body"), None, None
-        for child in node.children:
+        return self._redirected(node, node.child_by_field_name("body"))
+
+    def _redirected(self, node: Any, body: Any) -> bool | None:
+        stdin, target = None, None
+        for child in (*(body.children if body is not None else ()), *node.children):
             if child.type == "heredoc_redirect":
                 stdin = self.heredoc(child)
                 target = next((self._name(c) for c in child.named_children if c.type == "file_redirect"), target)
             elif child.type == "herestring_redirect":
-                stdin = joined(self.fields(child.named_children[-1]), " ")
+                stdin = joined([*self.fields(child.named_children[-1]), "\n"])
             elif child.type == "file_redirect" and any(c.type in (">", ">>", ">|") for c in child.children):
                 target = self._name(child)
         if body is None or body.type != "command":
             return True if body is None else self._run(body)
         name = text_of(body.child_by_field_name("name"))
         if stdin is not None and name in ("cat", "tee"):
-            target = target or (self.fields(body.named_children[-1])[0] if name == "tee" else None)
+            target = target or (self.words_of(body)[-1] if name == "tee" else None)
             if target is not None:
                 self.script.files[target] = stdin
             return True
@@ -245,10 +254,14 @@ class _Runner(Words):
         status = self._run(node.named_children[-1])
         return None if status is None else not status
 
-    def _subshell(self, node: Any, nodes: Sequence[Any] | None = None) -> bool | None:
+    def _subshell(self, node: Any) -> bool | None:
+        return self._apart(lambda: self._all(node.named_children))
+
+    def _apart(self, run: Callable[[], bool | None]) -> bool | None:
+        """Run what has variables of its own."""
         former, status = dict(self.script.variables), None
         with suppress(_Exit):
-            status = self._all(node.named_children if nodes is None else nodes)
+            status = run()
         self.script.variables = former
         return status
 
