@@ -346,6 +346,26 @@ def test_a_model_that_is_not_here_is_one_line(tmp_path: Path, command: str, name
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        "python src/musubi_tuner/wan_train_network.py",
+        "python -m musubi_tuner.wan_train_network",
+        "accelerate launch --mixed_precision bf16 -m musubi_tuner.wan_train_network",
+        "accelerate launch --mixed_precision bf16 --module musubi_tuner.wan_train_network",
+    ],
+)
+def test_a_program_is_started_as_a_file_or_as_a_module(tmp_path: Path, command: str) -> None:
+    made, recipe = converted(
+        tmp_path, command=f"{command} --task t2v-1.3B --network_module networks.lora_wan --seed 24"
+    )
+    assert (recipe.model.name, recipe.seed) == ("wan-2.1-1.3b", 24)
+    assert all(key.value == "bf16" for key in made.keys if key.key == "accelerate.mixed_precision")
+    script = file(tmp_path, "train.sh", f"{command} --task t2v-1.3B --network_module networks.lora_wan\n")
+    request = ImportRequest(files=(script,), output=tmp_path / "from_script.toml", clips=False)
+    assert 'name = "wan-2.1-1.3b"' in importer.convert(request).text
+
+
+@pytest.mark.parametrize(
     ("options", "preset", "density", "shift"),
     [
         ("anima-base-v1.0.safetensors", "anima", ("logit-normal", 1.0), "none"),

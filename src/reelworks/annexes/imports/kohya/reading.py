@@ -16,6 +16,7 @@ from reelworks.core.errors import UserError
 SCRIPT = "script"  # name of the setting that is the started script
 _SECRET = re.compile(r"(?:token|api_key|password)$")
 _LISTS_OF_PAIRS = ("network_args", "optimizer_args", "lr_scheduler_args")
+_MODULE = ("-m", "--module")  # what follows is the name of a module
 FILES = (".toml", ".json")
 SCRIPTS = (".sh", ".bat", ".cmd", ".ps1", ".txt", "")
 
@@ -41,12 +42,23 @@ def names(values: Mapping[str, Any]) -> set[str]:
 
 def starts_training(file: ConfigFile, is_training: Callable[[str], bool]) -> bool:
     """Whether a script starts a training, by the names of the programs in its commands."""
-    programs = (
-        [word for command in file.commands for word in command.words if word.endswith(".py")]
-        if file.path.suffix.lower() in SCRIPTS
-        else []
-    )
-    return any(is_training(Path(word.replace("\\", "/")).stem) for word in programs)
+    commands = file.commands if file.path.suffix.lower() in SCRIPTS else []
+    started = [
+        name
+        for each in commands
+        for name, word in zip(_programs(each.words), each.words, strict=True)
+        if word.endswith(".py") or name != word
+    ]
+    return any(map(is_training, started))
+
+
+def _programs(words: Sequence[str]) -> list[str]:
+    """Return the names of the programs that words can be: of scripts without folders, and of modules without packages."""
+    is_module = [before in _MODULE for before in ("", *words)]
+    return [
+        word.rpartition(".")[2] if named else re.split(r"[/\\]", word)[-1].removesuffix(".py")
+        for word, named in zip(words, is_module, strict=False)
+    ]
 
 
 def read(
@@ -114,12 +126,13 @@ def _command(file: ConfigFile, is_training: Callable[[str], bool], unread: dict[
     found: dict[str, Any] = {}
     for each in file.commands:
         words = [word for word in each.words if word != "..."]  # as pages of documentation shorten them
-        names = [re.split(r"[/\\]", word)[-1].removesuffix(".py") for word in words]
+        names = _programs(words)
         at = next((i for i, name in enumerate(names) if is_training(name)), None)
         if at is not None and SCRIPT not in found:
             each.require_followed(str(file.path))
             unread |= each.notes
-            launcher = {f"accelerate.{key}": value for key, value in files.parse_arguments(words[:at]).items()}
+            before = [word for word in words[:at] if word not in _MODULE]
+            launcher = {f"accelerate.{key}": value for key, value in files.parse_arguments(before).items()}
             options = {key: _plain(value) for key, value in files.parse_arguments(words[at + 1 :]).items()}
             found |= {SCRIPT: f"{names[at]}.py", **{k: _plain(v) for k, v in launcher.items()}, **options}
         elif at is not None:
