@@ -22,8 +22,9 @@ class FormerOptimizer(NamedTuple):
     def set(self, draft: ImportDraft, there: str | None = None) -> Outcome:
         """Put it into a draft, with the settings of `there`, its name and trainer, of which the config may have others."""
         remark = draft.set("train.optimizer", self.name)
+        origin = f"of {self.name}, which replaces {there}" if "replaces it" in self.differs else f"default of {there}"
         for key, value in self.settings.items() if there is not None else ():
-            draft.set(f"train.{key}", value, f"default of {there}")
+            draft.set(f"train.{key}", value, origin)
         return rules.exact_or_nearest(remark, self.differs)
 
 
