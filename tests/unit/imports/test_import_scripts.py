@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from refused import refused
 
-from reelworks.annexes.imports import importer, powershell
+from reelworks.annexes.imports import importer, powershell, shell
 from reelworks.annexes.imports.request import ImportRequest
 from reelworks.annexes.imports.rules import Fate
 from reelworks.training.recipe import recipe_file
@@ -122,6 +122,31 @@ def test_what_a_shell_splits_or_sends_elsewhere_is_read_to_its_end(tmp_path: Pat
 )
 def test_what_a_shell_knows_is_what_the_recipe_has(tmp_path: Path, text: str) -> None:
     assert recipe_file.load(imported(tmp_path, text)[1], []).seed == 24
+
+
+@pytest.mark.parametrize(
+    ("script", "folder"),
+    [
+        ("cd tools/sd\n{}", "data/mug"),
+        ("cd tools && cd sd && {}", "data/mug"),
+        ("cd -- tools\npushd sd\n{}", "data/mug"),
+        ('cd "$(dirname "$0")/tools/sd"\n{}', "data/mug"),
+        ("(cd tools; true)\ncd tools/sd; {}", "data/mug"),
+        ("if true; then cd tools/sd; fi\n{}", "data/mug"),
+        ("(cd tools/sd)\n{}", "../../data/mug"),
+        ("cd $NOWHERE\n{}", "../../data/mug"),
+        ("cd tools/sd; cd -\n{}", "../../data/mug"),
+    ],
+)
+@pytest.mark.parametrize("sign", [" ", "="])
+def test_paths_are_of_the_folder_that_a_script_has_entered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, folder: str, sign: str
+) -> None:
+    """As far as they lead to something there, whether the folder itself is there or not."""
+    (tmp_path / "data" / "mug").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    (command,) = shell.follow(script.format(f"python t.py --train_data_dir{sign}../../data/mug --dim 4")).commands
+    assert " ".join(command.words) == f"python t.py --train_data_dir{sign}{folder} --dim 4"
 
 
 @pytest.mark.parametrize("option", ["--output_dir $OUT", "--output_dir=$OUT", '--output_dir="$OUT/x"'])

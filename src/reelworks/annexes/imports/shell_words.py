@@ -25,6 +25,7 @@ _CALCULATED: Mapping[type, Callable[[int, int], int]] = {
 _CALCULATES = re.compile(
     r"([A-Za-z_]\w*)(?:\[[^\]]*\])?\s*(?:(?:[-+*/%&|^]|<<|>>)?=(?!=)|\+\+|--)|(?:\+\+|--)([A-Za-z_]\w*)"
 )
+FOLDER = "PWD"  # the variable of the folder that commands run in
 _UNSET = "the script does not set"
 NO_ARGUMENTS = "stands for arguments that the script is called with; none are given here"
 
@@ -344,8 +345,11 @@ class Words:
         words = self.words_of(body) if body.type == "command" else []
         if words[:1] == ["echo"] and unknown_in(words) is None:
             return _expanded(" ".join(words[1:]))
-        is_here = words[:1] == ["pwd"] or words == ["dirname", "."]
-        return _expanded(".") if is_here else _unknown(text_of(node), "is what another command prints")
+        if words[:1] == ["pwd"]:
+            return _expanded(self.script.variables.get(FOLDER, "."))
+        return (
+            _expanded(".") if words == ["dirname", "."] else _unknown(text_of(node), "is what another command prints")
+        )
 
 
 def text_of(node: Any) -> str:
