@@ -296,6 +296,8 @@ ODD: list[tuple[str, str]] = [
     ("$i = 0\nwhile ($i -lt 3) { python t.py --i=$i; $i++ }", "t.py|?"),
     ("$out = python t.py --lr 1 2>&1 | Tee-Object log.txt", "t.py|--lr|1"),
     ("$root = $PSScriptRoot\npython t.py --a $root\\mug --b \"$PSScriptRoot/cup\"", "t.py|--a|.\\mug|--b|./cup"),
+    ("$root = Split-Path -Parent $MyInvocation.MyCommand.Path\npython t.py --a $root/mug", "t.py|--a|./mug"),
+    ("$root = (split-path $MyInvocation.MyCommand.Definition -Parent)\npython t.py --a $root/mug", "t.py|--a|./mug"),
     ("[void](python t.py --lr 1 > log.txt --x)", "t.py|--lr|1|--x"),
 ]  # fmt: skip
 

@@ -63,6 +63,11 @@ _OPERATOR, _SPLITS = _compiled(r"-[a-z]+|[?|=]+"), _compiled(rf"[@({{{_D}{_S}]|\
 _QUIET = _compiled(rf"{_OF_COMMANDS}|cd|echo|%|[\w./\\]*activate(?:\.ps1|\.bat)?")
 _OPENS = ("(", "$(", "@(", "{", "@{")
 _CONSTANTS = {"true": True, "false": False, "null": None, "psscriptroot": "."}  # the folder of the script
+# How scripts for older versions than 3 spell it.
+_OWN_FOLDER = re.compile(
+    r"Split-Path\s+(?:-Parent\s+)?(?:-Path\s+)?\$MyInvocation\.MyCommand\.(?:Path|Definition)(?:\s+-Parent)?",
+    re.IGNORECASE,
+)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "0": "\0"}
 _UNSET = "the script does not set"
 
@@ -77,7 +82,7 @@ class _Growing(list[Any]):
 
 def follow(text: str) -> Script:
     """Follow a script."""
-    reader, text = _Reader(), text.replace("\r\n", "\n")
+    reader, text = _Reader(), _OWN_FOLDER.sub("$PSScriptRoot", text.replace("\r\n", "\n"))
     try:
         with suppress(_Leaves):
             reader.run(text)
