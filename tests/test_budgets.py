@@ -44,7 +44,7 @@ PARTS = {
     "quality": Part(("annexes/quality",), 2_120, 1_950),
     "learning": Part(("annexes/learning",), 870, 700),
     "hub": Part(("annexes/hub",), 657, 580),
-    "imports": Part(("annexes/imports",), 6_500, 4_850),
+    "imports": Part(("annexes/imports",), 6_504, 4_850),
     "page": Part(("annexes/page",), 2_948, 2_700),
 }
 

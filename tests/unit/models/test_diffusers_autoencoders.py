@@ -6,6 +6,7 @@ import diffusers
 import pytest
 import tiny_families
 import torch
+from refused import refused
 from safetensors.torch import save_file
 
 from reelworks.core.shape import Shape
@@ -140,6 +141,16 @@ def test_a_file_of_flux2_is_read_for_ideogram(tmp_path, monkeypatch):
     assert torch.equal(latent, other.encode(video))
     assert torch.equal(latent, third.encode(video))
     assert torch.equal(one.decode(latent, 1), other.decode(latent, 1))
+
+
+def test_a_layer_that_has_the_former_name_and_todays_is_refused(tmp_path):
+    torch.manual_seed(0)
+    module = diffusers.AutoencoderKL(**tiny_families.AUTOENCODERS["sdxl"])
+    module.save_pretrained(tmp_path / "vae")
+    twice = {"encoder.mid_block.attentions.0.query.weight": torch.ones(2), **module.state_dict()}
+    save_file(twice, tmp_path / "vae" / "diffusion_pytorch_model.safetensors")
+    with refused("weights-unreadable", "autoencoder.weights", says="query.weight"):
+        factory.build_autoencoder(AutoencoderConfig(name="sdxl", weights=str(tmp_path)))
 
 
 @pytest.mark.quick_cases(5)

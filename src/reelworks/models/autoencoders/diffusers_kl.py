@@ -28,7 +28,7 @@ from reelworks.models.autoencoders import pixel
 from reelworks.models.components import autoencoder_geometry
 from reelworks.models.config import AutoencoderConfig
 from reelworks.models.family import PublishedAutoencoder
-from reelworks.models.storage import weights
+from reelworks.models.storage import stored_weights, weights
 from reelworks.models.storage.weights import Shapes
 
 # Activations of some pass 65504, the largest number of float16, and become infinite.
@@ -62,7 +62,8 @@ class DiffusersAutoencoder:
         self.geometry = autoencoder_geometry(config)
         self.latent_channels = facts.channels
         self.contract = CONTRACT.computing_in(getattr(torch, config.dtype))
-        self.module = _load(config, facts)
+        with weights.telling("autoencoder.weights", config.weights, anew=False):
+            self.module = _load(config, facts)
         self.encoding_networks = (self.module.encoder,) if facts.compiles else ()
         self._facts, self._flat = facts, not facts.has_time_axis
         first = Shape(facts.frame_rule[1], *facts.stride[1:])
@@ -171,6 +172,8 @@ def _load(config: AutoencoderConfig, facts: PublishedAutoencoder) -> Any:
     elif source.endswith(".safetensors") and facts.network in _single_files():
         require_names(config, weights.shapes(source, field))
         module = _from_file(kind, source)
+        with weights.telling(field, source):
+            stored_weights.require_finite(module.state_dict())
     else:
         raise UserError(
             f"{facts.network} cannot be loaded without its config",
@@ -205,13 +208,13 @@ def _named(module: Any, state: dict[str, Tensor], network: str) -> dict[str, Ten
         with contextlib.suppress(Exception):  # a mapping raises anything for names that it does not know
             renamed = known["checkpoint_mapping_fn"](checkpoint=dict(state), config=module.config)
             spellings.append({key: value for key, value in state.items() if key in own} | renamed)
-    spellings += [{current_name(key): value for key, value in spelt.items()} for spelt in spellings]
+    spellings += [with_current_names(spelt) for spelt in spellings]
     return max(spellings, key=lambda spelt: len(own & spelt.keys()))
 
 
-def current_name(key: str) -> str:
-    """Return the name that a layer of attention has since release 0.17 of diffusers."""
-    return ".".join(_CURRENT_NAMES.get(part, part) for part in key.split("."))
+def with_current_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors with the names that layers of attention have since release 0.17 of diffusers."""
+    return weights.renamed(state, lambda key: ".".join(_CURRENT_NAMES.get(part, part) for part in key.split(".")))
 
 
 def _from_file(kind: Any, source: str) -> Any:

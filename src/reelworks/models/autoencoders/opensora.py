@@ -19,7 +19,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from reelworks.core import optional_imports
 from reelworks.models.api import Autoencoder
-from reelworks.models.autoencoders.diffusers_kl import CONTRACT, config_of, current_name
+from reelworks.models.autoencoders.diffusers_kl import CONTRACT, config_of, with_current_names
 from reelworks.models.components import CHUNK_FRAMES, autoencoder_geometry
 from reelworks.models.config import AutoencoderConfig
 from reelworks.models.storage import weights
@@ -295,7 +295,8 @@ def build(config: AutoencoderConfig, sizes: OpenSoraSizes = OpenSoraSizes()) -> 
     assert config.weights is not None, "the recipe was checked"
     if config.name == "opensora-1.1":
         config_of(config)
-        state = {current_name(key): value for key, value in weights.read(config.weights, field).items()}
+        with weights.telling(field, config.weights):
+            state = with_current_names(weights.read(config.weights, field))
         spatial = Spatial(optional_imports.from_diffusers("AutoencoderKL")(**sizes.spatial))
         weights.load_into(spatial.module, state, config.weights, field)
         return OpenSoraAutoencoder(config, spatial)
