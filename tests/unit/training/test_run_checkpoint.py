@@ -21,7 +21,7 @@ import torch
 from refused import refused
 from safetensors.torch import save_file
 
-from reelworks.core import storage
+from reelworks.core import files, storage
 from reelworks.data.checkpoint import save
 from reelworks.data.checkpoint.config import CheckpointsConfig
 from reelworks.data.distributed.mesh import World
@@ -211,6 +211,18 @@ def test_a_run_whose_checkpoints_are_not_there_does_not_begin_anew_unasked(
     assert resume.pick(folder, one.made, "never", ALONE).step is None
     EventLog(folder.events_file).write("start", resumed_from=None)
     assert resume.pick(folder, one.made, "auto", ALONE).step is None
+
+
+def test_what_a_killed_training_left_of_previews_goes_with_the_next_start(begun: Any) -> None:
+    one = begun()
+    folder = one.run.folder.samples_folder / "step-000000002"
+    folder.mkdir(parents=True)
+    left = [files.temporary_name(folder / name) for name in ("00.png", "01.png", "02.mp4")]
+    for file in (*left, folder / "00.png"):
+        file.touch()
+    os.utime(left[0], (0, 0))
+    resume.pick(one.run.folder, one.made, "auto", ALONE)
+    assert [path.name for path in folder.iterdir()] == ["00.png"]
 
 
 LOSSES = [0.5, 0.5, math.nan, 0.4, 0.45, 0.4]
