@@ -175,7 +175,7 @@ def _read_device(value: Any) -> Any:
             raise ValueError
         return device
     try:
-        torch.empty(0, device=device)
+        torch.empty(0, dtype=torch.uint8, device=device)
     except (AssertionError, ImportError) as error:  # of builds without it
         raise ValueError from error
     return device
