@@ -11,7 +11,7 @@ from typing import Any
 
 from reelworks.annexes.imports import datasets
 from reelworks.annexes.imports.draft import ImportDraft
-from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.annexes.imports.values import flag, is_on, means, whole_of
 
 Guard = Callable[[Any, Any, ImportDraft], Outcome | None]
@@ -110,13 +110,3 @@ def _guard(fate: Fate, stop: _Stop) -> Guard:
 GUARDS = {
     f"{word}{name}": _guard(fate or own, stop) for word, fate in _WORDS.items() for name, (own, stop) in _STOPS.items()
 }
-
-
-def guarded(rule: Rule, guards: Sequence[tuple[Guard, Any]]) -> Rule:
-    """Return a rule with guards before it."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        outcomes = (guard(told, value, draft) for guard, told in guards)
-        return next(filter(None, outcomes), None) or rule(value, draft)
-
-    return handle if guards else rule

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -36,6 +36,7 @@ class ImportedKey:
 
 Outcome = tuple[Fate, str]
 Rule = Callable[[Any, ImportDraft], Outcome]
+Kind = Callable[..., Outcome]  # of rules: it has the arguments that a table gives behind those of a rule
 _OFF: tuple[Any, ...] = (None, False, 0, "", [])
 
 
@@ -44,130 +45,108 @@ def exact_or_nearest(remark: str, differs: str = "") -> Outcome:
     return (Fate.NOT_POSSIBLE, f"{remark}: {differs}") if differs else (Fate.TAKEN, remark)
 
 
-def _copied(convert: Callable[[Any], Any]) -> Callable[..., Rule]:
+def _copied(convert: Callable[[Any], Any]) -> Kind:
     """Return a kind that copies values as what they are converted to; None and 0 become `none` if that is given.
 
     In a target, `*` stands for the number in the key's own name, such as that of a dataset.
     """
 
-    def kind(target: str, none: Any = None) -> Rule:
-        return lambda value, draft: (Fate.TAKEN, draft.set(target, convert(value) if value or none is None else none))
+    def kind(value: Any, draft: ImportDraft, target: str, none: Any = None) -> Outcome:
+        return Fate.TAKEN, draft.set(target, convert(value) if value or none is None else none)
 
     return kind
 
 
-def _said(fate: Fate, form: str = "{}") -> Callable[[str], Rule]:
+def _said(fate: Fate, form: str = "{}") -> Kind:
     """Return a kind that says the same of any value; `*` at its beginning is as in a target."""
-    return lambda words: lambda value, draft: (fate, draft.numbered(form.format(words)))
+    return lambda value, draft, words: (fate, draft.numbered(form.format(words)))
 
 
-without_meaning = _said(Fate.NO_MEANING)
-together = _said(Fate.TAKEN, "together with {}")  # with another setting, whose line tells what both are
-
-
-def by_name(target: str, names: Mapping[Any, Any], otherwise: Any, why: str) -> Rule:
+def by_name(value: Any, draft: ImportDraft, target: str, names: Mapping[Any, Any], otherwise: Any, why: str) -> Outcome:
     """Translate a value by `names`; unknown values become `otherwise` and are listed with the reason."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        if isinstance(value, str | bool | int | float | None) and value in names:
-            return Fate.TAKEN, draft.set(target, names[value])
-        return Fate.NOT_POSSIBLE, f"{why}; {draft.set(target, otherwise)} replaces it"
-
-    return handle
+    if isinstance(value, str | bool | int | float | None) and value in names:
+        return Fate.TAKEN, draft.set(target, names[value])
+    return Fate.NOT_POSSIBLE, f"{why}; {draft.set(target, otherwise)} replaces it"
 
 
-def by_part(target: str, names: Mapping[str, str], why: str) -> Rule:
+def _by_part(value: Any, draft: ImportDraft, target: str, names: Mapping[str, str], why: str) -> Outcome:
     """Translate a text by the first part of it that is known; what has none is listed with the reason."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        found = next((name for part, name in names.items() if part in str(value).lower()), None)
-        return (Fate.NOT_POSSIBLE, why) if found is None else (Fate.TAKEN, draft.set(target, found))
-
-    return handle
+    found = next((name for part, name in names.items() if part in str(value).lower()), None)
+    return (Fate.NOT_POSSIBLE, why) if found is None else (Fate.TAKEN, draft.set(target, found))
 
 
-def only(accepted: Sequence[Any], here: str, other: str, *, null: bool = False) -> Rule:
+def only(
+    value: Any, draft: ImportDraft, accepted: Sequence[Any], here: str, other: str, *, null: bool = False
+) -> Outcome:
     """Report `here` for values that match the fixed behaviour, and `other` for others."""
     known = [*accepted, *([None] if null else [])]
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        return (Fate.DEFAULT, here) if any(means(value, each) for each in known) else (Fate.NOT_POSSIBLE, other)
-
-    return handle
+    return (Fate.DEFAULT, here) if any(means(value, each) for each in known) else (Fate.NOT_POSSIBLE, other)
 
 
-def switched(on: str, off: str) -> Rule:
+def _switched(value: Any, draft: ImportDraft, on: str, off: str) -> Outcome:
     """Report a switch that says what is read of the config."""
-    return lambda value, draft: (Fate.TAKEN, on if value else off)
+    return Fate.TAKEN, on if value else off
 
 
-def fixed(target: str, value: Any, note: str = "", differs: str = "") -> Rule:
+def _fixed(own: Any, draft: ImportDraft, target: str, value: Any, note: str = "", differs: str = "") -> Outcome:
     """Set a value, whatever the setting's own is, and tell how it differs from that."""
-    return lambda own, draft: exact_or_nearest(draft.set(target, value) + note, differs)
+    return exact_or_nearest(draft.set(target, value) + note, differs)
 
 
-def has(keys: Sequence[str]) -> Rule:
+def _has(value: Any, draft: ImportDraft, keys: Sequence[str]) -> Outcome:
     """Tell what the recipe has already."""
-    return lambda value, draft: (Fate.TAKEN, ", ".join(map(draft.assignment, keys)))
+    return Fate.TAKEN, ", ".join(map(draft.assignment, keys))
 
 
-def each(*parts: Rule) -> Rule:
+def each(value: Any, draft: ImportDraft, parts: Iterable[Rule]) -> Outcome:
     """Use several rules, up to the first whose part of the value is not taken, and tell what all of them did."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        remarks = list[str]()
-        for part in parts:
-            fate, remark = part(value, draft)
-            if fate is not Fate.TAKEN:
-                return fate, remark
-            remarks.append(remark)
-        return Fate.TAKEN, ", ".join(remarks)
-
-    return handle
+    remarks = list[str]()
+    for part in parts:
+        fate, remark = part(value, draft)
+        if fate is not Fate.TAKEN:
+            return fate, remark
+        remarks.append(remark)
+    return Fate.TAKEN, ", ".join(remarks)
 
 
-def impossible(what_to_do: str, unless: Sequence[Any] = _OFF, *, null: bool = False) -> Rule:
+def _impossible(
+    value: Any, draft: ImportDraft, what_to_do: str, unless: Sequence[Any] = _OFF, *, null: bool = False
+) -> Outcome:
     """Report a feature that is not there, with what to do instead, unless it is off."""
-    return only(unless, "off", what_to_do, null=null)
+    return only(value, draft, unless, "off", what_to_do, null=null)
 
 
-def amount(
+def _amount(
+    value: Any,
+    draft: ImportDraft,
     target: str,
     low: float = 0.0,
     high: float = math.inf,
     none: Any = None,
     most: float = math.inf,
     read: Callable[..., float] = number,
-) -> Rule:
+) -> Outcome:
     """Take a number within a range, and `most` for a larger one; None and 0 become `none` if that is given."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        is_none = none is not None and value in (None, 0)
-        return Fate.TAKEN, draft.set(target, none if is_none else min(read(value, low, high), most))
-
-    return handle
+    is_none = none is not None and value in (None, 0)
+    return Fate.TAKEN, draft.set(target, none if is_none else min(read(value, low, high), most))
 
 
-def count(target: str, low: int = 1, high: int = MOST, none: Any = None) -> Rule:
+def _count(value: Any, draft: ImportDraft, target: str, low: int = 1, high: int = MOST, none: Any = None) -> Outcome:
     """Take a whole number, likewise."""
-    return amount(target, low, high, none, read=whole)
+    return _amount(value, draft, target, low, high, none, read=whole)
 
 
-def switch(target: str, on: Any = True, off: Any = False) -> Rule:
+def _switch(value: Any, draft: ImportDraft, target: str, on: Any = True, off: Any = False) -> Outcome:
     """Take a switch, which is `on` or `off` here."""
-    return lambda value, draft: (Fate.TAKEN, draft.set(target, on if flag(value) else off))
+    return Fate.TAKEN, draft.set(target, on if flag(value) else off)
 
 
-def passes(target: str) -> Rule:
+def passes(value: Any, draft: ImportDraft, target: str) -> Outcome:
     """Take the passes over the data, without which a recipe has no end unless it has steps."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        try:
-            return Fate.TAKEN, draft.set(target, whole(value))
-        except (TypeError, ValueError):
-            return Fate.TO_FILL_IN, f"set the passes over the data: {draft.set(target, 1, 'to fill in')}"
-
-    return handle
+    try:
+        return Fate.TAKEN, draft.set(target, whole(value))
+    except (TypeError, ValueError):
+        return Fate.TO_FILL_IN, f"set the passes over the data: {draft.set(target, 1, 'to fill in')}"
 
 
 def train_texts(draft: ImportDraft) -> Outcome:
@@ -187,16 +166,14 @@ def text_rate(value: Any, draft: ImportDraft, optimizer: Any) -> Outcome:
     return exact_or_nearest(remark, "" if len({*rates}) == 1 else "for all text encoders")
 
 
-def place(target: str) -> Rule:
+def _place(value: Any, draft: ImportDraft, target: str) -> Outcome:
     """Take a path or an address; without one, nothing is set."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        return (Fate.DEFAULT, "none") if value in (None, "") else (Fate.TAKEN, draft.set(target, text(value)))
-
-    return handle
+    return (Fate.DEFAULT, "none") if value in (None, "") else (Fate.TAKEN, draft.set(target, text(value)))
 
 
 def within(
+    value: Any,
+    draft: ImportDraft,
     target: str,
     least: float = 0,
     most: float = math.inf,
@@ -205,55 +182,48 @@ def within(
     whole: bool = False,
     none: float | None = None,
     zero: Any = None,
-) -> Rule:
+) -> Outcome:
     """Copy a number within bounds, `above` the lowest if that is not one of them; others are not possible.
 
     `none` stands for null, and `zero` is what 0 becomes, if they are given.
     """
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        given = none if value is None else value
-        found = whole_of(given) if whole else number_of(given)
-        if zero is not None and not found:
-            return Fate.TAKEN, draft.set(target, zero)
-        if not least <= found <= most or (above and found == least):
-            return Fate.NOT_POSSIBLE, f"{draft.numbered(target)} takes no such number, and keeps its default"
-        return Fate.TAKEN, draft.set(target, found)
-
-    return handle
+    given = none if value is None else value
+    found = whole_of(given) if whole else number_of(given)
+    if zero is not None and not found:
+        return Fate.TAKEN, draft.set(target, zero)
+    if not least <= found <= most or (above and found == least):
+        return Fate.NOT_POSSIBLE, f"{draft.numbered(target)} takes no such number, and keeps its default"
+    return Fate.TAKEN, draft.set(target, found)
 
 
-def counted(target: str) -> Rule:
+def _counted(value: Any, draft: ImportDraft, target: str) -> Outcome:
     """Copy a whole number from 1; none is set for None and 0."""
-    copy = within(target, 1, whole=True)
-    return lambda value, draft: (Fate.DEFAULT, "not set") if value in (None, 0, "") else copy(value, draft)
+    return (Fate.DEFAULT, "not set") if value in (None, 0, "") else within(value, draft, target, 1, whole=True)
 
 
-def word(target: str) -> Rule:
+def _word(value: Any, draft: ImportDraft, target: str) -> Outcome:
     """Copy a text, also one that is a number; an empty one is not set."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        if value in (None, ""):
-            return Fate.DEFAULT, "not set"
-        if not isinstance(value, str | int | float) or isinstance(value, bool):
-            raise TypeError
-        return Fate.TAKEN, draft.set(target, str(value))
-
-    return handle
+    if value in (None, ""):
+        return Fate.DEFAULT, "not set"
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        raise TypeError
+    return Fate.TAKEN, draft.set(target, str(value))
 
 
-KINDS: dict[str, Callable[..., Rule]] = {
+_FUNCTIONS: tuple[Any, ...] = (
+    *(by_name, _by_part, only, _switched, _impossible, _fixed, _has, _amount, _count, _switch, passes, _place),
+    *(within, _counted, _word),
+)
+KINDS: dict[str, Kind] = {
     "to": _copied(lambda value: value),
     "copied": _copied(str),
     "decimal": _copied(float),
     "guidance": _copied(lambda value: max(float(value), 1.0)),  # less than 1 is none
-    **{"without_meaning": without_meaning, "read_with": _said(Fate.NO_MEANING, "read with {}")},
-    **{"taken": _said(Fate.TAKEN), "together": together, "to_fill_in": _said(Fate.TO_FILL_IN)},
-    **{
-        kind.__name__: kind
-        for kind in (
-            *(by_name, by_part, only, switched, impossible, fixed, has, amount, count, switch, passes, place, within),
-            *(counted, word),
-        )
-    },
+    "taken": _said(Fate.TAKEN),
+    "together": _said(Fate.TAKEN, "together with {}"),  # with another setting, whose line tells what both are
+    "without_meaning": _said(Fate.NO_MEANING),
+    "read_with": _said(Fate.NO_MEANING, "read with {}"),
+    "to_fill_in": _said(Fate.TO_FILL_IN),
+    "each": each,
+    **{function.__name__.lstrip("_"): function for function in _FUNCTIONS},
 }

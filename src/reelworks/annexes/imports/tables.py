@@ -3,8 +3,7 @@
 Tables are TOML files beside each trainer. A section that is named as a kind of rule lists settings by that kind's one argument, such
 as `[without_meaning]`, where the reasons are; `[rules]` has one setting each: first its guards (see `guards`), such as
 `off = "no previews"`, then the kind with its first argument, and then the others by their names. `code = "steps"` means the function
-`_steps` of the trainer, which is a rule itself, or makes one of the other arguments; `each` has several rules, and `cases` one for each
-pattern of values.
+`_steps` of the trainer, which takes the other arguments; `each` has several rules, and `cases` one for each pattern of values.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from reelworks.annexes.imports import rules
-from reelworks.annexes.imports.guards import GUARDS, guarded
-from reelworks.annexes.imports.rules import Rule
+from reelworks.annexes.imports.draft import ImportDraft
+from reelworks.annexes.imports.guards import GUARDS
+from reelworks.annexes.imports.rules import Kind, Outcome, Rule
 from reelworks.core import toml
 
 T = TypeVar("T")
@@ -50,13 +50,16 @@ def read(folder: str, name: str, *modules: ModuleType) -> dict[str, Rule]:
         if kind == "impossible" and not more and "off" in content:
             more = {"unless": content["off"], "null": True}
         if kind == "cases":
-            known = {pattern: made(inner) for pattern, inner in first.items()}
-            return guarded(lambda value, draft: fitting(known, value)(value, draft), guards)
-        if kind == "each":
-            return guarded(rules.each(*map(made, first)), guards)
-        if kind != "code":
-            return guarded(rules.KINDS[kind](first, **more), guards)
-        return guarded(code[first](**more) if more else code[first], guards)
+            first = {pattern: made(inner) for pattern, inner in first.items()}
+        elif kind == "each":
+            first = list(map(made, first))
+        function, arguments = (code[first], ()) if kind == "code" else (_KINDS[kind], (first,))
+
+        def rule(value: Any, draft: ImportDraft) -> Outcome:
+            outcomes = (guard(told, value, draft) for guard, told in guards)
+            return next(filter(None, outcomes), None) or function(value, draft, *arguments, **more)
+
+        return rule
 
     for kind in content.keys() - {"off", "rules"}:
         for first, settings in content[kind].items():
@@ -70,3 +73,10 @@ def fitting(known: Mapping[str, T], name: Any) -> T:
         if not isinstance(name, list | dict) and fnmatchcase(str(name), pattern):
             return value
     raise ValueError("no such name")
+
+
+def _case(value: Any, draft: ImportDraft, known: Mapping[str, Rule]) -> Outcome:
+    return fitting(known, value)(value, draft)
+
+
+_KINDS: dict[str, Kind] = rules.KINDS | {"cases": _case}

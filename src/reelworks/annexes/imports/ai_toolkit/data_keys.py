@@ -6,7 +6,7 @@ from typing import Any
 
 from reelworks.annexes.imports import datasets, rules, sizes
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
-from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.annexes.imports.sizes import Sizes
 
 
@@ -129,16 +129,12 @@ def _rate(value: Any, draft: ImportDraft) -> Outcome:
     return rules.exact_or_nearest(remark, "" if trims else "each n-th frame is read there, n by the rate of the file")
 
 
-def _any_flag(key: str, target: str, value: Any) -> Rule:
+def _any_flag(own: Any, draft: ImportDraft, key: str, target: str, value: Any) -> Outcome:
     """Set a key that holds for all datasets here if one of them asks for it."""
-
-    def handle(own: Any, draft: ImportDraft) -> Outcome:
-        if not own:
-            return Fate.DEFAULT, "off"
-        remark = draft.set(target, value)
-        return Fate.TAKEN, remark if all(draft.settings.each("datasets", key)) else f"{remark}, for all datasets"
-
-    return handle
+    if not own:
+        return Fate.DEFAULT, "off"
+    remark = draft.set(target, value)
+    return Fate.TAKEN, remark if all(draft.settings.each("datasets", key)) else f"{remark}, for all datasets"
 
 
 def _sound(value: Any, draft: ImportDraft) -> Outcome:

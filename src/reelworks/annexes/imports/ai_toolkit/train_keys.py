@@ -7,7 +7,7 @@ from typing import Any
 from reelworks.annexes.imports import optimizers, rules, schedules, tables
 from reelworks.annexes.imports.ai_toolkit import models
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
-from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.core.toml_none import WORD as NONE
 
 _OPTIMIZERS = optimizers.of_trainer("ai_toolkit")
@@ -30,14 +30,9 @@ def _steps(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, remark if own == value else f"{remark}: {count} steps there are one of the optimizer"
 
 
-def interval(target: str) -> Rule:
+def _interval(value: Any, draft: ImportDraft, target: str) -> Outcome:
     """Convert steps between two events, which are micro-batches if ai-toolkit accumulates in its older way."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        steps = NONE if not value else max(int(value) // accumulation(draft.settings), 1)
-        return Fate.TAKEN, draft.set(target, steps)
-
-    return handle
+    return Fate.TAKEN, draft.set(target, max(int(value) // accumulation(draft.settings), 1) if value else NONE)
 
 
 def _optimizer(value: Any, draft: ImportDraft) -> Outcome:

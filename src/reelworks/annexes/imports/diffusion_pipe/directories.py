@@ -8,7 +8,7 @@ from typing import Any
 from reelworks.annexes.imports import datasets, values
 from reelworks.annexes.imports.diffusion_pipe import data
 from reelworks.annexes.imports.draft import ImportDraft
-from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.rules import Fate, Outcome
 
 _SAME_AREA = 1.1  # sizes of one area differ by that much where their sides are multiples of 16 or 32
 
@@ -67,17 +67,13 @@ def _sizes(value: Any, draft: ImportDraft) -> Outcome:
     )
 
 
-def _inherited(set_one: str) -> Rule:
-    """Return the rule of a setting of a directory, which all directories without it take from the top of the file."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        name = draft.key.rpartition(".")[2]
-        others = enumerate(draft.settings.each("directory", name))
-        numbers = draft.numbers[:1] or [number for number, own in others if own is None]
-        remarks = ", ".join(filter(None, (_SETTERS[set_one](value, draft, number) for number in numbers)))
-        return (Fate.TAKEN, remarks) if remarks else (Fate.DEFAULT, "as here")
-
-    return handle
+def _inherited(value: Any, draft: ImportDraft, set_one: str) -> Outcome:
+    """Take a setting of a directory, which all directories without it take from the top of the file."""
+    name = draft.key.rpartition(".")[2]
+    others = enumerate(draft.settings.each("directory", name))
+    numbers = draft.numbers[:1] or [number for number, own in others if own is None]
+    remarks = ", ".join(filter(None, (_SETTERS[set_one](value, draft, number) for number in numbers)))
+    return (Fate.TAKEN, remarks) if remarks else (Fate.DEFAULT, "as here")
 
 
 _SETTERS = {"prefix": _prefix, "shuffle": _shuffle, "delimiter": _delimiter, "skip": _skip}

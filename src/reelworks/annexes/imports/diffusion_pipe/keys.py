@@ -59,7 +59,7 @@ def _weights(value: Any, draft: ImportDraft) -> Outcome:
 def _base(value: Any, draft: ImportDraft) -> Outcome:
     if value in ("bfloat16", "float32") and value == draft.get("precision.compute"):
         return Fate.DEFAULT, "the dtype of products"
-    return rules.by_name("lora.base", _BASES, "float8", "this storage is not supported")(value, draft)
+    return rules.by_name(value, draft, "lora.base", _BASES, "float8", "this storage is not supported")
 
 
 def _merged(value: Any, draft: ImportDraft) -> Outcome:
@@ -91,7 +91,7 @@ def _clip_mode(value: Any, draft: ImportDraft) -> Outcome:
     if known is None or known.fps is None:
         return Fate.NO_MEANING, "this model takes pictures"
     names = {"single_beginning": "start"}
-    return rules.by_name("data.clip_start", names, "start", "clips from the middle are not possible")(value, draft)
+    return rules.by_name(value, draft, "data.clip_start", names, "start", "clips from the middle are not possible")
 
 
 def _swap(value: Any, draft: ImportDraft) -> Outcome:

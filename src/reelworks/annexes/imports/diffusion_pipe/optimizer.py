@@ -28,21 +28,17 @@ def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
     return fate, remark
 
 
-def _of_optimizer(key: str, rule: Rule) -> Rule:
+def _of_optimizer(value: Any, draft: ImportDraft, key: str, rule: Rule) -> Outcome:
     """Take a number of the optimizer, or its default there."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        name = str(draft.settings.get("optimizer.type", "adamw")).lower()
-        if key == "learning_rate" and draft.get("model.name") == "sdxl" and draft.settings.get("model.unet_lr"):
-            return Fate.NO_MEANING, "model.unet_lr decides"
-        if key in _LACKS.get(draft.get("train.optimizer"), ()):
-            return Fate.NO_MEANING, f"{draft.get('train.optimizer')} has none here"
-        if key == "learning_rate" and name in _ADAPTIVE and draft.source_of("train.learning_rate"):
-            return Fate.NOT_POSSIBLE, "rates that adapt by themselves are not possible"
-        own = tables.fitting(_OPTIMIZERS, name).settings.get(key) if value is None else value
-        return (Fate.DEFAULT, "ours") if own is None else rule(own, draft)
-
-    return handle
+    name = str(draft.settings.get("optimizer.type", "adamw")).lower()
+    if key == "learning_rate" and draft.get("model.name") == "sdxl" and draft.settings.get("model.unet_lr"):
+        return Fate.NO_MEANING, "model.unet_lr decides"
+    if key in _LACKS.get(draft.get("train.optimizer"), ()):
+        return Fate.NO_MEANING, f"{draft.get('train.optimizer')} has none here"
+    if key == "learning_rate" and name in _ADAPTIVE and draft.source_of("train.learning_rate"):
+        return Fate.NOT_POSSIBLE, "rates that adapt by themselves are not possible"
+    own = tables.fitting(_OPTIMIZERS, name).settings.get(key) if value is None else value
+    return (Fate.DEFAULT, "ours") if own is None else rule(own, draft)
 
 
 def _eps(value: Any, draft: ImportDraft) -> Outcome:
@@ -63,4 +59,4 @@ def _schedule(value: Any, draft: ImportDraft) -> Outcome:
 def _epochs(value: Any, draft: ImportDraft) -> Outcome:
     if value is None and draft.settings.get("max_steps") is not None:
         return Fate.DEFAULT, "max_steps decides"
-    return rules.passes("train.max_epochs")(value, draft)
+    return rules.passes(value, draft, "train.max_epochs")

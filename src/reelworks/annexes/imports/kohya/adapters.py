@@ -59,7 +59,7 @@ def _alpha(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.TAKEN, "0 is the rank, as by default"
     if is_on(draft.settings.get("network_args.rs_lora")):
         alpha *= math.sqrt(whole_of(draft.get("lora.rank", 4)))
-    return rules.within("lora.alpha", above=True)(alpha, draft)
+    return rules.within(alpha, draft, "lora.alpha", above=True)
 
 
 def _lycoris_preset(value: Any, draft: ImportDraft) -> Outcome:

@@ -53,7 +53,7 @@ def rate(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.NO_MEANING, f"relative_step finds the rate: {draft.set('train.learning_rate', 0.01)} bounds it"
     if draft.get("train.optimizer") == "prodigy":
         return optimizers.rate(own, draft)
-    return rules.within("train.learning_rate", above=True)(value, draft)
+    return rules.within(value, draft, "train.learning_rate", above=True)
 
 
 def _betas(value: Any, draft: ImportDraft) -> Outcome:
@@ -85,7 +85,7 @@ def _warmup(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.NO_MEANING, "a constant rate has no warm-up there: constant_with_warmup has one"
     processes = max(whole_of(draft.settings.get("accelerate.num_processes") or 1), 1)
     if steps >= 1 and not is_percent:  # counted by each process, of which accelerate's schedule takes all at each step
-        return rules.within("train.warmup_steps", 0, whole=True)(round(steps / processes), draft)
+        return rules.within(round(steps / processes), draft, "train.warmup_steps", 0, whole=True)
     return Fate.TAKEN, rates.share(draft, steps, processes)
 
 
@@ -116,14 +116,10 @@ def _save_epochs(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, remark
 
 
-def _kept_steps(target: str) -> Rule:
+def _kept_steps(value: Any, draft: ImportDraft, target: str) -> Outcome:
     """Convert a number of steps for which files stay to a number of files."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        every = whole_of(draft.settings.get("save_every_n_steps") or 1)
-        return Fate.TAKEN, draft.set(target, max(math.ceil(whole_of(value) / max(every, 1)), 1))
-
-    return handle
+    every = whole_of(draft.settings.get("save_every_n_steps") or 1)
+    return Fate.TAKEN, draft.set(target, max(math.ceil(whole_of(value) / max(every, 1)), 1))
 
 
 def _processes(value: Any, draft: ImportDraft) -> Outcome:

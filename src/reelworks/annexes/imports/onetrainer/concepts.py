@@ -51,17 +51,13 @@ def balancing_of(settings: FormerSettings, number: int) -> tuple[float, bool]:
     return amount, settings.get(f"concepts.{number}.balancing_strategy") == "SAMPLES"
 
 
-def _of_concept(rule: Rule) -> Rule:
+def _of_concept(value: Any, draft: ImportDraft, rule: Rule) -> Outcome:
     """Use a rule with targets in the concept's `dataset.*`, if it is trained."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        concept, number = draft.numbers[0], numbers(draft.settings).get(draft.numbers[0])
-        if number is None:
-            return Fate.NO_MEANING, f"of a concept that is {_kind(draft.settings, concept).lower()}"
-        draft.numbers = (number, concept)
-        return rule(value, draft)
-
-    return handle
+    concept, number = draft.numbers[0], numbers(draft.settings).get(draft.numbers[0])
+    if number is None:
+        return Fate.NO_MEANING, f"of a concept that is {_kind(draft.settings, concept).lower()}"
+    draft.numbers = (number, concept)
+    return rule(value, draft)
 
 
 def _own(draft: ImportDraft, key: str, default: Any = None) -> Any:
@@ -80,12 +76,10 @@ def _type(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set(f"dataset.{number}.prior_prediction", True)
 
 
-@_of_concept
 def _variations(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set("encode.variants", max(values.whole(value), draft.get("encode.variants", 1)))
 
 
-@_of_concept
 def _balancing(value: Any, draft: ImportDraft) -> Outcome:
     amount, is_samples = balancing_of(draft.settings, draft.numbers[1])
     if not amount:
@@ -124,27 +118,23 @@ def _count(draft: ImportDraft) -> int:
     return sum(is_picture(path) and not is_below(draft.settings, concept, path) for path in paths)
 
 
-@_of_concept
 def _crop(value: Any, draft: ImportDraft) -> Outcome:
     crop = "random" if values.flag(value) or draft.get("data.crop") == "random" else "center"
     return Fate.TAKEN, draft.set("data.crop", crop)
 
 
-def _augmentation(strength: str, key: str, factor: float = 1.0, most: float = 1.0) -> Rule:
+def _augmentation(
+    value: Any, draft: ImportDraft, strength: str, key: str, factor: float = 1.0, most: float = 1.0
+) -> Outcome:
     """Take the strength of a random change."""
-
-    def rule(value: Any, draft: ImportDraft) -> Outcome:
-        asked = values.number(_own(draft, f"image.{strength}", 0.0), 0) * factor
-        if not values.flag(value) or not asked:
-            return Fate.DEFAULT, "off"
-        taken = values.range_of(0, most, asked)
-        remark = draft.set(f"dataset.*.{key}", taken)
-        return (Fate.TAKEN, remark) if taken == asked else (Fate.NOT_POSSIBLE, f"the most: {remark}")
-
-    return _of_concept(rule)
+    asked = values.number(_own(draft, f"image.{strength}", 0.0), 0) * factor
+    if not values.flag(value) or not asked:
+        return Fate.DEFAULT, "off"
+    taken = values.range_of(0, most, asked)
+    remark = draft.set(f"dataset.*.{key}", taken)
+    return (Fate.TAKEN, remark) if taken == asked else (Fate.NOT_POSSIBLE, f"the most: {remark}")
 
 
-@_of_concept
 def _source(value: Any, draft: ImportDraft) -> Outcome:
     """Take captions of files, a line at a time; those of one file for all only if it has one line."""
     if value == "sample":
@@ -168,7 +158,6 @@ def _lines(path: str) -> list[str]:
     return []
 
 
-@_of_concept
 def _tag_dropout(value: Any, draft: ImportDraft) -> Outcome:
     share = values.number(_own(draft, "text.tag_dropout_probability", 0.0), 0, 1)
     if not values.flag(value) or not share:
@@ -182,7 +171,6 @@ def _tag_dropout(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.NOT_POSSIBLE, "tags are dropped one by one: set dataset.tag_dropout, or objective.caption_dropout"
 
 
-@_of_concept
 def _kept(value: Any, draft: ImportDraft) -> Outcome:
     used = _own(draft, "text.enable_tag_shuffling") is True or _own(draft, "text.tag_dropout_enable") is True
     if not used:
@@ -206,32 +194,25 @@ def _prompt(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, "samples.prompts"
 
 
-def _of_first(rule: Rule) -> Rule:
+def _of_first(value: Any, draft: ImportDraft, rule: Rule) -> Outcome:
     """Use a rule for the first sample shown, whose settings all previews get; others may only have the same value."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        if not _is_shown(draft) or not draft.get("samples.prompts"):
-            return Fate.NO_MEANING, "the sample is off"
-        number, name = draft.numbers[0], draft.key.rpartition(".")[2]
-        first = next(n for n in range(number + 1) if draft.settings.get(f"samples.{n}.enabled", True) is True)
-        if number == first:
-            return rule(value, draft)
-        if draft.settings.get(f"samples.{first}.{name}") == value:
-            return Fate.DEFAULT, "as that of the first"
-        return Fate.NOT_POSSIBLE, "all previews have the settings of the first"
-
-    return handle
+    if not _is_shown(draft) or not draft.get("samples.prompts"):
+        return Fate.NO_MEANING, "the sample is off"
+    number, name = draft.numbers[0], draft.key.rpartition(".")[2]
+    first = next(n for n in range(number + 1) if draft.settings.get(f"samples.{n}.enabled", True) is True)
+    if number == first:
+        return rule(value, draft)
+    if draft.settings.get(f"samples.{first}.{name}") == value:
+        return Fate.DEFAULT, "as that of the first"
+    return Fate.NOT_POSSIBLE, "all previews have the settings of the first"
 
 
-def _side(index: int, key: str) -> Rule:
-    def rule(value: Any, draft: ImportDraft) -> Outcome:
-        multiple = datasets.geometry_of(draft).multiple[index]
-        asked = values.whole(value, 1, 10**5)
-        taken = max(round(asked / multiple), 1) * multiple
-        remark = draft.set(f"samples.{key}", taken)
-        return (Fate.TAKEN, remark) if taken == asked else (Fate.NOT_POSSIBLE, f"the nearest: {remark}")
-
-    return _of_first(rule)
+def _side(value: Any, draft: ImportDraft, index: int, key: str) -> Outcome:
+    multiple = datasets.geometry_of(draft).multiple[index]
+    asked = values.whole(value, 1, 10**5)
+    taken = max(round(asked / multiple), 1) * multiple
+    remark = draft.set(f"samples.{key}", taken)
+    return (Fate.TAKEN, remark) if taken == asked else (Fate.NOT_POSSIBLE, f"the nearest: {remark}")
 
 
 def defaults(settings: FormerSettings) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from reelworks.annexes.imports import datasets, tables, values
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.onetrainer import models, objective, parts
-from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.annexes.imports.trainer import choose_model, find_model
 from reelworks.core.errors import UserError
 from reelworks.models import registry
@@ -61,28 +61,25 @@ def _method(value: Any, draft: ImportDraft) -> Outcome:
     )
 
 
-def _interval(name: str, table: str) -> Rule:
+def _interval(value: Any, draft: ImportDraft, name: str, table: str) -> Outcome:
     """Set when checkpoints are saved or previews made; backups and saves are the same here."""
     default, unit_by_default = _INTERVALS[name]
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        every = values.number(draft.settings.get(name, default), 0)
-        unit = str(draft.settings.get(f"{name}_unit", unit_by_default))
-        if unit == "NEVER" or not every:
-            return Fate.DEFAULT, "only at the end"
-        if unit in ("STEP", "ALWAYS"):
-            steps = int(every) // values.whole(draft.settings.get("gradient_accumulation_steps", 1))
-            return Fate.TAKEN, draft.set(f"{table}.every_steps", max(steps, 1) if unit == "STEP" else 1)
-        if table == "samples":
-            return Fate.NOT_POSSIBLE, (
-                "previews are made every so many steps: set samples.every_steps; until then, at the end"
-            )
-        if unit in _MINUTES:
-            return Fate.TAKEN, draft.set("checkpoints.every_minutes", round(every * _MINUTES[unit], 4))
-        remark = draft.set("checkpoints.at_epoch_end", True)
-        return (Fate.TAKEN, remark) if every == 1 else (Fate.NOT_POSSIBLE, f"after each epoch: {remark}")
-
-    return handle
+    every = values.number(draft.settings.get(name, default), 0)
+    unit = str(draft.settings.get(f"{name}_unit", unit_by_default))
+    if unit == "NEVER" or not every:
+        return Fate.DEFAULT, "only at the end"
+    if unit in ("STEP", "ALWAYS"):
+        steps = int(every) // values.whole(draft.settings.get("gradient_accumulation_steps", 1))
+        return Fate.TAKEN, draft.set(f"{table}.every_steps", max(steps, 1) if unit == "STEP" else 1)
+    if table == "samples":
+        return (
+            Fate.NOT_POSSIBLE,
+            "previews are made every so many steps: set samples.every_steps; until then, at the end",
+        )
+    if unit in _MINUTES:
+        return Fate.TAKEN, draft.set("checkpoints.every_minutes", round(every * _MINUTES[unit], 4))
+    remark = draft.set("checkpoints.at_epoch_end", True)
+    return (Fate.TAKEN, remark) if every == 1 else (Fate.NOT_POSSIBLE, f"after each epoch: {remark}")
 
 
 def _rolling(value: Any, draft: ImportDraft) -> Outcome:

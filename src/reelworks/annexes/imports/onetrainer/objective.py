@@ -8,7 +8,7 @@ from typing import Any
 from reelworks.annexes.imports import densities, rules, values
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.onetrainer import parts
-from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.rules import Fate, Outcome
 
 
 def _weight_and_bias(draft: ImportDraft) -> tuple[float, float]:
@@ -34,14 +34,10 @@ def _parabola(value: Any, draft: ImportDraft) -> Outcome:
     return rules.exact_or_nearest(remark, "" if weight == 8 else "it has the same spread, and another form")
 
 
-def _drawn(density: str, keys: Sequence[str] = ()) -> Rule:
+def _drawn(value: Any, draft: ImportDraft, density: str, keys: Sequence[str] = ()) -> Outcome:
     """Take a density whose numbers are the weight and the bias."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        remark, exact = densities.draw(draft, density, **dict(zip(keys, _weight_and_bias(draft), strict=False)))
-        return rules.exact_or_nearest(remark, "" if exact else _NEAREST)
-
-    return handle
+    remark, exact = densities.draw(draft, density, **dict(zip(keys, _weight_and_bias(draft), strict=False)))
+    return rules.exact_or_nearest(remark, "" if exact else _NEAREST)
 
 
 def _sigmoid(value: Any, draft: ImportDraft) -> Outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
-from reelworks.annexes.imports import datasets, rules, settle, tables
+from reelworks.annexes.imports import datasets, settle, tables
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigError, ConfigFile, flatten
 from reelworks.annexes.imports.onetrainer import (
@@ -19,7 +19,7 @@ from reelworks.annexes.imports.onetrainer import (
     parts,
     rates,
 )
-from reelworks.annexes.imports.rules import Fate, ImportedKey
+from reelworks.annexes.imports.rules import Fate, ImportedKey, Outcome
 from reelworks.annexes.imports.trainer import FormerTrainer, convert_by_rules
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
@@ -77,7 +77,7 @@ ONETRAINER = _OneTrainer()
 def _convert(draft: ImportDraft) -> Iterator[ImportedKey]:
     # Version 0 has the settings of the optimizer among the others.
     given = draft.settings.values
-    old = {key: rules.together(f"optimizer.{key[10:]}") for key in given if key.startswith("optimizer_")}
+    old = dict.fromkeys((key for key in given if key.startswith("optimizer_")), _old_of_optimizer)
     yield from convert_by_rules(
         draft, old | _RULES, keys.defaults(draft) | concepts.defaults(draft.settings), keys.FIRST
     )
@@ -89,6 +89,10 @@ def _convert(draft: ImportDraft) -> Iterator[ImportedKey]:
         remark = "it is not of the kind that the trainer takes: entries are proposed instead"
         yield ImportedKey("resolution", draft.settings.get("resolution"), Fate.TO_FILL_IN, remark)
     draft.begin("")
+
+
+def _old_of_optimizer(value: Any, draft: ImportDraft) -> Outcome:
+    return Fate.TAKEN, f"together with optimizer.{draft.key[10:]}"
 
 
 def _list(file: ConfigFile) -> list[Any]:

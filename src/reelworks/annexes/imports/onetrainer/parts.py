@@ -8,12 +8,11 @@ from typing import Any
 from reelworks.annexes.imports import datasets, rules, tables, values
 from reelworks.annexes.imports import optimizers as former_optimizers
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
-from reelworks.annexes.imports.guards import GUARDS, guarded
 from reelworks.annexes.imports.onetrainer import models, optimizers
 from reelworks.annexes.imports.onetrainer.models import OneTrainerModel
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 
-_OF_RELEASE = rules.without_meaning("the parts of the release are taken, and stay unchanged")
+_OF_RELEASE = (Fate.NO_MEANING, "the parts of the release are taken, and stay unchanged")
 _BASES = {
     **dict.fromkeys(("FLOAT_8", "FLOAT_W8A8", "FLOAT_W8A8_COMPRESSED"), "float8"),
     **dict.fromkeys(("INT_8", "INT_W8A8", "INT_W8A8_COMPRESSED"), "int8"),
@@ -56,7 +55,7 @@ def _weight_dtype(value: Any, draft: ImportDraft) -> Outcome:
         if str(draft.get("model.weights")).endswith(".gguf"):
             return Fate.TAKEN, draft.set("lora.base", "gguf")
         return Fate.TO_FILL_IN, 'name the .gguf file as model.weights, and set lora.base = "gguf"'
-    return rules.by_name("lora.base", _BASES, "int8", "this storage is not supported")(value, draft)
+    return rules.by_name(value, draft, "lora.base", _BASES, "int8", "this storage is not supported")
 
 
 def set_rate(value: Any, draft: ImportDraft) -> Outcome:
@@ -109,6 +108,8 @@ def _trains_texts(draft: ImportDraft) -> bool:
 
 def _text_rate(value: Any, draft: ImportDraft) -> Outcome:
     """Take the rate of the first text encoder, if they are trained; here it is that of all."""
+    if value is None:
+        return Fate.DEFAULT, "learning_rate decides"
     if not _trains_texts(draft) or rules.train_texts(draft)[0] is not Fate.TAKEN:
         return Fate.NO_MEANING, "it is not trained"
     first = draft.settings.get("text_encoder.learning_rate")
@@ -134,35 +135,30 @@ def _caption_dropout(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _guidance(value: Any, draft: ImportDraft) -> Outcome:
-    embedded = datasets.conditioning_of(draft).guidance == "embedded"
-    if not embedded:
+    if datasets.conditioning_of(draft).guidance != "embedded":
         return Fate.NO_MEANING, "guidance is no input of this model"
-    return rules.only((1, 1.0), "as here", "it is trained at a guidance of 1")(value, draft)
+    return rules.only(value, draft, (1, 1.0), "as here", "it is trained at a guidance of 1")
 
 
-_NO_PART = rules.without_meaning("it is no part of this model")
-_OF_TEXT = {
-    "train": _text_trained,
-    "learning_rate": guarded(_text_rate, [(GUARDS["unset"], "learning_rate decides")]),
-    "dropout_probability": _caption_dropout,
-    "model_name": _OF_RELEASE,
-}
+_OF_TEXT = {"train": _text_trained, "learning_rate": _text_rate, "dropout_probability": _caption_dropout}
 _OF_DENOISER = tables.read("onetrainer", "parts", sys.modules[__name__])
 
 
 def of_parts() -> dict[str, Rule]:
     """Return the rules of what a config says of each part."""
-    found = {f"{part}.{field}": _of_part(part, field) for part in PARTS for field in _OF_DENOISER}
-    return found | {f"{part}.__version": rules.without_meaning("the version of the table") for part in PARTS}
+    found = dict.fromkeys((f"{part}.{field}" for part in PARTS for field in _OF_DENOISER), _of_part)
+    return found | dict.fromkeys((f"{part}.__version" for part in PARTS), _version)
 
 
-def _of_part(part: str, field: str) -> Rule:
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        model = model_of(draft)
-        if part == model.part:
-            return _OF_DENOISER[field](value, draft)
-        if part in model.texts and field in _OF_TEXT:
-            return _OF_TEXT[field](value, draft)
-        return (_OF_RELEASE if part in (*model.texts, "vae") else _NO_PART)(value, draft)
+def _of_part(value: Any, draft: ImportDraft) -> Outcome:
+    model, (part, field) = model_of(draft), draft.key.split(".", 1)
+    if part == model.part:
+        return _OF_DENOISER[field](value, draft)
+    if part in model.texts and field in _OF_TEXT:
+        return _OF_TEXT[field](value, draft)
+    is_there = part in (*model.texts, "vae")
+    return _OF_RELEASE if is_there else (Fate.NO_MEANING, "it is no part of this model")
 
-    return handle
+
+def _version(value: Any, draft: ImportDraft) -> Outcome:
+    return Fate.NO_MEANING, "the version of the table"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from reelworks.annexes.imports import datasets, rules, tables
@@ -40,16 +41,12 @@ def type_of(draft: ImportDraft, section: str) -> str:
     return str(draft.settings.get(f"{section}.type", ""))
 
 
-def _of_section(key: str, rule: Rule) -> Rule:
+def _of_section(value: Any, draft: ImportDraft, rule: Rule) -> Outcome:
     """Use a rule unless its section has a type that is not supported."""
-    section = key.partition(".")[0]
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        if section in _SUPPORTED and type_of(draft, section) not in _SUPPORTED[section]:
-            return Fate.NOT_POSSIBLE, _NOT_POSSIBLE[section]
-        return rule(value, draft)
-
-    return handle
+    section = draft.key.partition(".")[0]
+    if section in _SUPPORTED and type_of(draft, section) not in _SUPPORTED[section]:
+        return Fate.NOT_POSSIBLE, _NOT_POSSIBLE[section]
+    return rule(value, draft)
 
 
 def bucket_table(value: Any) -> Any:
@@ -76,16 +73,12 @@ def bucket_table(value: Any) -> Any:
     return table
 
 
-def _type(section: str, table: str) -> Rule:
+def _type(value: Any, draft: ImportDraft, section: str, table: str) -> Outcome:
     """Translate the type to our name, with the default weights unless the config names others."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        name, weights = _SUPPORTED[section][value]
-        if not draft.settings.get(f"{section}.from_pretrained"):
-            draft.set(f"{table}.weights", weights)
-        return Fate.TAKEN, draft.set(f"{table}.name", name)
-
-    return handle
+    name, weights = _SUPPORTED[section][value]
+    if not draft.settings.get(f"{section}.from_pretrained"):
+        draft.set(f"{table}.weights", weights)
+    return Fate.TAKEN, draft.set(f"{table}.name", name)
 
 
 def _preset_of_2_0(draft: ImportDraft) -> str:
@@ -99,13 +92,13 @@ def _size(value: Any, draft: ImportDraft) -> Outcome:
     field = draft.key.rpartition(".")[2].replace("patch_size", "patch")
     wanted = registry.PRESETS[_preset_of_2_0(draft)].config.model_dump()[field]
     wanted = list(wanted) if isinstance(wanted, tuple) else wanted
-    return rules.only((wanted,), "the preset has the same value", f"the preset has {wanted}")(value, draft)
+    return rules.only(value, draft, (wanted,), "the preset has the same value", f"the preset has {wanted}")
 
 
 def _temporal_tiles(value: Any, draft: ImportDraft) -> Outcome:
     """Report tiles along time, which one autoencoder of 2.0 has and the other has not."""
     has = type_of(draft, "ae") == "dc_ae"
-    return rules.only((has,), "as here", f"{'32' if has else 'all'} frames are encoded together")(value, draft)
+    return rules.only(value, draft, (has,), "as here", f"{'32' if has else 'all'} frames are encoded together")
 
 
 def _spread(value: Any, draft: ImportDraft) -> Outcome:
@@ -116,7 +109,7 @@ def _spread(value: Any, draft: ImportDraft) -> Outcome:
 def _model_type(value: Any, draft: ImportDraft) -> Outcome:
     """Translate the network, and for 2.0 what its training script fixes: texts, and the shift of timesteps."""
     if value not in _MODELS:
-        return rules.by_name("model.name", _MODELS, "stdit3-xl", "this network is not supported")(value, draft)
+        return rules.by_name(value, draft, "model.name", _MODELS, "stdit3-xl", "this network is not supported")
     remark = draft.set("model.name", _preset_of_2_0(draft) if value == "flux" else _MODELS[value])
     if value == "flux":
         draft.set("text_encoder.name", "flux")
@@ -196,6 +189,6 @@ def _warmup(value: Any, draft: ImportDraft) -> Outcome:
 
 
 RULES = {
-    key: _of_section(key, rule)
+    key: partial(_of_section, rule=rule)
     for key, rule in tables.read("opensora", "keys", datasets, sys.modules[__name__]).items()
 }

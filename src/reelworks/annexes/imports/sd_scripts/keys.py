@@ -10,7 +10,7 @@ from reelworks.annexes.imports import datasets as datasets_here
 from reelworks.annexes.imports import rules, tables
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya import adapters, datasets, previews, timesteps, training
-from reelworks.annexes.imports.rules import Fate, Outcome, Rule
+from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.annexes.imports.values import is_on, number_of, text
 
 _TEXT = "text encoders keep their weights: only the denoiser is trained"
@@ -146,14 +146,10 @@ def _metadata(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.NOT_POSSIBLE, "captions are in text files beside the pictures, or in a .csv, .parquet or .jsonl"
 
 
-def _template(form: str) -> Rule:
+def _template(value: Any, draft: ImportDraft, form: str) -> Outcome:
     """Put words around the captions of a dataset."""
-
-    def handle(value: Any, draft: ImportDraft) -> Outcome:
-        key, words = "dataset.*.caption", datasets_here.as_text(text(value))
-        return Fate.TAKEN, draft.set(key, form.replace("{}", words).replace("{text}", draft.get(key, "{text}")))
-
-    return handle
+    key, words = "dataset.*.caption", datasets_here.as_text(text(value))
+    return Fate.TAKEN, draft.set(key, form.replace("{}", words).replace("{text}", draft.get(key, "{text}")))
 
 
 def _wildcard(value: Any, draft: ImportDraft) -> Outcome:
