@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from reelworks.core import machine
+from reelworks.core import machine, toml
 from reelworks.core.errors import UserError, nearest
 
 
@@ -23,28 +23,7 @@ class Gpu(NamedTuple):
     memory_gb: float
 
 
-GPUS = {
-    gpu.name: gpu
-    for gpu in (
-        Gpu("A10", 125.0, 600, 24),
-        Gpu("A100", 312.0, 2039, 80),
-        Gpu("A40", 149.7, 696, 48),
-        Gpu("A6000", 154.8, 768, 48),
-        Gpu("B200", 2250.0, 8000, 180),
-        Gpu("GH200", 989.4, 4000, 96),
-        Gpu("H100", 989.4, 3350, 80),
-        Gpu("H100 NVL", 835.0, 3900, 94),
-        Gpu("H100 PCIe", 756.0, 2000, 80),
-        Gpu("H200", 989.4, 4800, 141),
-        Gpu("L4", 121.0, 300, 24),
-        Gpu("L40", 181.0, 864, 48),
-        Gpu("L40S", 362.0, 864, 48),
-        Gpu("RTX 3090", 71.2, 936, 24),
-        Gpu("RTX 4090", 165.2, 1008, 24),
-        Gpu("RTX 5090", 209.5, 1792, 32),
-        Gpu("RTX 6000 Ada", 364.2, 960, 48),
-    )
-}
+GPUS = {name: Gpu(name, *figures) for name, figures in toml.beside(__file__, "gpus.toml").items()}
 USUAL = GPUS["RTX 4090"]  # for which times are told where no GPU is known
 OPTION_HELP = f"GPU to estimate time for, such as H100; default: that of this machine, else an {USUAL.name}"
 

@@ -31,7 +31,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from reelworks.core import log
+from reelworks.core import log, toml
 
 _BYTE_ORDER_MARKS = (  # that of UTF-32 begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -69,25 +69,8 @@ _UNRATED = 0.05  # stands for the rating of an encoding that is too rare in a sh
 _TWO_BYTES = ("gb18030", "big5", "cp950", "big5hkscs", "cp932", "shift_jis", "euc_jp", "cp949", "euc_kr")
 _JAPANESE = ("cp932", "euc_jp", "euc_jis_2004", "shift_jis", "shift_jis_2004")
 
-# The names by which people know encodings, and that of Python for the largest form of each, which Windows writes.
-_NAMES = {
-    "gb18030": ("GBK", "gb18030"),
-    "big5": ("Big5", "cp950"),
-    "cp950": ("Big5", "cp950"),
-    "big5hkscs": ("Big5-HKSCS", "big5hkscs"),
-    "cp932": ("Shift-JIS", "cp932"),
-    "shift_jis": ("Shift-JIS", "cp932"),
-    "euc_jp": ("EUC-JP", "euc_jp"),
-    "cp949": ("EUC-KR", "cp949"),
-    "euc_kr": ("EUC-KR", "cp949"),
-    "koi8-r": ("KOI8-R", "koi8-r"),
-    "koi8-u": ("KOI8-U", "koi8-u"),
-    "iso8859-1": ("Latin-1", "cp1252"),
-    "iso8859-9": ("ISO 8859-9", "cp1254"),
-    "tis-620": ("Windows-874", "cp874"),
-    **{f"iso8859-{part}": (f"ISO 8859-{part}", f"iso8859-{part}") for part in (2, 5, 7, 15)},
-    **{f"cp{page}": (f"Windows-{page}", f"cp{page}") for page in (874, *range(1250, 1258))},
-}
+# The names by which people know encodings, and that of Python for the largest form of each.
+_NAMES: dict[str, list[str]] = toml.beside(__file__, "text_encodings.toml")
 
 
 class Settled(NamedTuple):

@@ -7,8 +7,12 @@ scaling, frame rates, rotation and pixel formats. Each table has one entry for e
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
+
+from reelworks.core import toml
 
 
 @dataclass(frozen=True)
@@ -46,46 +50,23 @@ class PictureFormat:
 
 H264_MP4 = VideoFormat("libx264", ".mp4")
 
-# Of each video format, size and frame rate of the tables.
-_ROUNDS = 4
-VIDEO_FORMATS: tuple[VideoFormat, ...] = _ROUNDS * (
-    *(28 * [H264_MP4]),
-    VideoFormat("libx264", ".mp4", rotation=90),
-    VideoFormat("libx264", ".mp4", rotation=180),
-    VideoFormat("libx264", ".mp4", "yuv444p"),
-    *(3 * [VideoFormat("libx264", ".mp4", variable=True)]),
-    *(7 * [VideoFormat("libx264", ".mov")]),
-    VideoFormat("libx264", ".mov", rotation=270),
-    *(8 * [VideoFormat("libx265", ".mp4")]),
-    VideoFormat("libx265", ".mp4", "yuv420p10le"),
-    VideoFormat("libx265", ".mp4", variable=True),
-    *(11 * [VideoFormat("libvpx-vp9", ".webm")]),
-    VideoFormat("libvpx-vp9", ".webm", variable=True),
-    *(7 * [VideoFormat("libsvtav1", ".mp4")]),
-    *(7 * [VideoFormat("libsvtav1", ".webm")]),
-)
+_ROUNDS = 4  # of each video format, size and frame rate of the tables
+_TABLES = toml.beside(__file__, "formats.toml")
 
-PICTURE_FORMATS: tuple[PictureFormat, ...] = (
-    *(12 * [PictureFormat(".png")]),
-    PictureFormat(".png", "RGBA"),
-    PictureFormat(".png", "P"),
-    *(11 * [PictureFormat(".jpg")]),
-    *(PictureFormat(".jpg", orientation=orientation) for orientation in (6, 8, 3)),
-    *(8 * [PictureFormat(".webp")]),
-)
+
+def _table(name: str, make: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """Return the values of a table, each as often as it says."""
+    return tuple(value for times, told in _TABLES[name] for value in times * [make(told)])
+
+
+VIDEO_FORMATS: tuple[VideoFormat, ...] = _ROUNDS * _table("videos", lambda format: VideoFormat(**format))
+
+PICTURE_FORMATS: tuple[PictureFormat, ...] = _table("pictures", lambda format: PictureFormat(**format))
 
 Size = tuple[int, int]
 
 # (width, height) and number of frames are paired, so that no clip is both large and long.
-_SMALL_SIZES: tuple[Size, ...] = _ROUNDS * (
-    *(38 * [(96, 64)]),
-    *(14 * [(144, 96)]),
-    *(6 * [(64, 96)]),
-    *(5 * [(96, 96)]),
-    *(3 * [(128, 96)]),
-    *(3 * [(168, 72)]),
-    *(3 * [(72, 128)]),
-)
+_SMALL_SIZES: tuple[Size, ...] = _ROUNDS * _table("small_sizes", tuple)
 _UNUSUAL_LENGTHS = (5, 5, 9, 13, 16, 49, 65, 81, 90, 120, 51, 60)
 _SMALL_LENGTHS = (*_UNUSUAL_LENGTHS, *((len(_SMALL_SIZES) - len(_UNUSUAL_LENGTHS)) * [None]))
 _LARGE_SIZES: tuple[Size, ...] = _ROUNDS * ((320, 180), (320, 180), (180, 320), (426, 240), (426, 240), (640, 360))
@@ -105,27 +86,6 @@ def video_cuts(order: list[int]) -> list[tuple[Size, int | None]]:
 
 NUM_SMALL = len(_SMALL_SIZES)
 
-FRAME_RATES: tuple[Fraction, ...] = _ROUNDS * (
-    *(20 * [Fraction(24)]),
-    *(12 * [Fraction(25)]),
-    *(16 * [Fraction(30)]),
-    *(10 * [Fraction(24000, 1001)]),
-    *(4 * [Fraction(12)]),
-    *(6 * [Fraction(15)]),
-    *(5 * [Fraction(50)]),
-    *(5 * [Fraction(60)]),
-)
+FRAME_RATES: tuple[Fraction, ...] = _ROUNDS * _table("frame_rates", Fraction)
 
-PICTURE_SIZES: tuple[Size, ...] = (
-    *(14 * [(96, 64)]),
-    *(6 * [(144, 96)]),
-    *(4 * [(64, 96)]),
-    *(4 * [(96, 96)]),
-    *(1 * [(128, 96)]),
-    *(1 * [(168, 72)]),
-    (99, 75),
-    *(2 * [(320, 240)]),
-    (240, 320),
-    (512, 512),
-    (640, 360),
-)
+PICTURE_SIZES: tuple[Size, ...] = _table("picture_sizes", tuple)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.core import hash_rng
+from reelworks.core import hash_rng, toml
 from reelworks.core.arrays import Frames
 from reelworks.demo import formats
 
@@ -24,15 +24,9 @@ _T = TypeVar("_T")
 _MOST_REPEATS = 5  # of one combination
 _MILLISECOND = Fraction(1, 1000)
 RGB = tuple[int, int, int]
+_TABLES = toml.beside(__file__, "scenes.toml")
 
-COLOURS: dict[str, RGB] = {
-    "red": (220, 40, 40),
-    "green": (40, 180, 60),
-    "blue": (50, 80, 230),
-    "yellow": (235, 215, 50),
-    "cyan": (50, 205, 215),
-    "magenta": (215, 55, 200),
-}
+COLOURS: dict[str, RGB] = {name: (red, green, blue) for name, (red, green, blue) in _TABLES["colours"].items()}
 BACKGROUNDS: dict[str, RGB] = {"dark": (20, 20, 24), "grey": (110, 110, 110)}
 SHAPES = ("circle", "square", "triangle")
 
@@ -42,15 +36,7 @@ DIRECTIONS: dict[str, tuple[int, int]] = {"left": (-1, 0), "right": (1, 0), "up"
 Combination = tuple[str, str, str]
 
 # Training sees each word but never these combinations: a model that draws them has learned words, not captions.
-LEFT_OUT: frozenset[Combination] = frozenset(
-    {
-        ("red", "triangle", "left"),
-        ("green", "circle", "up"),
-        ("blue", "square", "right"),
-        ("yellow", "triangle", "down"),
-        ("magenta", "square", "left"),
-    }
-)
+LEFT_OUT: frozenset[Combination] = frozenset(tuple(words.split()) for words in _TABLES["left_out"])
 
 
 @dataclass(frozen=True)
@@ -250,15 +236,4 @@ def _distance(scene: Scene, dx: NDArray[Any], dy: NDArray[Any]) -> NDArray[Any]:
 
 
 # To generate after the training.
-PROMPTS = (
-    Subject("cyan", "circle", "left", "dark"),
-    Subject("cyan", "square", "up", "grey"),
-    Subject("red", "circle", "right", "dark"),
-    Subject("green", "triangle", "down", "grey"),
-    Subject("blue", "circle", "down", "dark"),
-    Subject("red", "triangle", "left", "grey"),
-    Subject("green", "circle", "up", "dark"),
-    Subject("blue", "square", "right", "grey"),
-    Subject("yellow", "triangle", "down", "dark"),
-    Subject("magenta", "square", "left", "grey"),
-)
+PROMPTS = tuple(Subject(*words.split()) for words in _TABLES["prompts"])

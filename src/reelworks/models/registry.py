@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from reelworks.core import toml
 from reelworks.core.errors import UserError, nearest
 from reelworks.models import families as folders
 from reelworks.models.family import Family, Preset, PublishedAutoencoder, PublishedSound, PublishedText, Release
@@ -134,28 +135,7 @@ def plain(name: str) -> str:
 
 _MOST_ALIKE = 4
 # Models that people ask for under these names, by the beginning of the plain name.
-_NOT_HERE = {
-    "hunyuanvideo": "the first HunyuanVideo (13B, 2024)",
-    **dict.fromkeys(
-        ("flux3imageklein", "flux3kleindistilled", "blackforestlabsflux3imageklein"),
-        "the distilled FLUX.3 Image Klein, which learned jumps between two times and not a velocity (train on its base),",
-    ),
-    **dict.fromkeys(
-        (f"{owner}zimage{kind}" for owner in ("", "tongyimai") for kind in ("omni", "edit")),
-        "Z-Image-Omni and Z-Image-Edit, whose weights and sizes were announced and not yet seen,",
-    ),
-    **dict.fromkeys(("sd2", "stablediffusion2", "stablediffusionv2"), "Stable Diffusion 2"),
-    "stablevideodiffusion": "Stable Video Diffusion",
-    "svd": "Stable Video Diffusion",
-    "animatediff": "AnimateDiff",
-    "cogvideo": "CogVideoX",
-    "cosmos": "Cosmos",
-    **{"hidreame1": "HiDream-E1", "hidreamo1": "HiDream-O1"},
-    "kolors": "Kolors",
-    "luminanext": "Lumina-Next",
-    "mochi": "Mochi",
-    "pixart": "PixArt",
-}
+_NOT_HERE = {start: model for model, starts in toml.beside(__file__, "not_here.toml").items() for start in starts}
 
 
 def text_encoders_of(preset: str) -> PublishedText | None:

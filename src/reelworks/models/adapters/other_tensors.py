@@ -6,28 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-# What tensors are, by patterns of their names; the first that is found wins.
-_KINDS = (
-    (r"(^|\.)bundle_emb\.|emb_params$|string_to_(param|token)|^(clip_[glh]|t5xxl?|text_embeddings)(_\d+)?$", "embeddings of words"),
-    (r"^lora_controlnet$|\.(up|down)$", "parts of a Control-LoRA"),
-    (r"\.diff$", "differences of weights (.diff)"),
-    (r"\.diff_b$", "differences of biases (.diff_b)"),
-    (r"\.w_norm$", "differences of norms (.w_norm)"),
-    (r"\.b_norm$", "differences of norms' biases (.b_norm)"),
-    (r"\.(lora_\w+|lora\.\w+)(\.\w+)?\.bias$", "biases of LoRAs"),
-    (r"\.set_weight$", "replacements of weights (.set_weight)"),
-    (r"\.reshape_weight$", "new shapes of weights (.reshape_weight)"),
-    (r"\.[ab][12](\.weight)?$", "parts of GLoRAs"),
-    (r"\.hada_\w+$", "parts of LoHas"),
-    (r"\.lokr_\w+$", "parts of LoKrs"),
-    (r"\.(oft|boft)_\w+(\.weight)?$", "parts of OFTs of another form"),
-    (r"\.(ia3_l|on_input)(\.weight)?$", "parts of IA³"),
-    (r"\.(dora_scale|lora_magnitude_vector(\.weight)?)$", "magnitudes of DoRAs"),
-    (r"\.alpha$", "alphas without an update"),
-    (r"\.lora_mid\.weight$|\.lora(_\w+|\.up|\.down)(\.default)?(\.weight)?$", "parts of LoRAs"),
-    (r"\.processor\.", "parts of an IP-Adapter or of attention processors"),
-    (r"(^|\.)(weight|bias)$", "whole weights and biases"),
-)  # fmt: skip
+from reelworks.core import toml
+
+_KINDS: list[tuple[str, str]] = toml.beside(__file__, "other_tensors.toml")["kinds"]
 # Ends of names beside an update of a layer that do not change what the update adds to the layer's weight.
 _BESIDE = re.compile(
     r"diff|diff_b|w_norm|b_norm|set_weight|reshape_weight|(base_layer\.)?(weight|bias)|(lora_\w+|lora\.\w+)(\.\w+)?\.bias"

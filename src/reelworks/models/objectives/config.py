@@ -8,41 +8,21 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from reelworks.core import toml
 from reelworks.core.config import PublicConfig, Told
 from reelworks.core.errors import UserError, nearest
 from reelworks.data.loader import frame_masks
 
 NUM_TIMESTEPS = 1000
 
-_RECTIFIED_FLOW_KEYS = (
-    "timestep_sampling",
-    "logit_mean",
-    "logit_std",
-    "mode_scale",
-    "beta_alpha",
-    "beta_beta",
-    "timestep_shift",
-    "timestep_range",
-    "opensora_frame_quantization",
-    "prediction",
-)
+_KEYS = toml.beside(__file__, "config_keys.toml")
+_RECTIFIED_FLOW_KEYS: list[str] = _KEYS["rectified_flow"]
 _FLOW_WEIGHTINGS = ("sigma-sqrt", "cosmap", "bell")
 _LOSS_KEYS = ("loss", "loss_weighting")
 _NOISE_KEYS = ("noise_offset", "multires_noise_iterations", "input_perturbation")  # which others belong to
 _DIFFUSION_NOISE_KEYS = ("adaptive_noise_scale", "multires_noise_iterations")
 # Keys that belong to values of another key, or to any of it but 0.
-_BELONGS_TO: dict[str, tuple[str, tuple[str, ...]]] = {
-    **dict.fromkeys(
-        ("noise_offset_random_strength", "noise_offset_probability", "adaptive_noise_scale"), ("noise_offset", ())
-    ),
-    "multires_noise_discount": ("multires_noise_iterations", ()),
-    "mode_scale": ("timestep_sampling", ("mode",)),
-    "beta_alpha": ("timestep_sampling", ("beta",)),
-    "beta_beta": ("timestep_sampling", ("beta",)),
-    "snr_gamma": ("loss_weighting", ("min-snr",)),
-    "huber_delta": ("loss", ("huber", "smooth-l1")),
-    "huber_schedule": ("loss", ("huber", "smooth-l1")),
-}
+_BELONGS_TO: dict[str, tuple[str, list[str]]] = _KEYS["belongs_to"]
 # Keys that only a recipe uses: they are about the noise and the conditions that a training draws.
 OF_RECIPES = {"mask_ratios", "caption_dropout", "crop_conditioning", "target_guidance_scale", "dpo_beta", *_NOISE_KEYS}
 OF_RECIPES |= {key for key, (other, _) in _BELONGS_TO.items() if other in _NOISE_KEYS}
