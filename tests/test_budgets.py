@@ -37,7 +37,7 @@ PARTS = {
     "quickstart": Part(("quickstart",), 840, 500),
     "demo and testing": Part(("demo", "testing"), 1_178, 1_100),
     # What comes after a training, or stands beside it.
-    "adapter files": Part(("annexes/lora",), 1_986, 1_450),
+    "adapter files": Part(("annexes/lora",), 1_946, 1_450),
     "doctor": Part(("annexes/doctor",), 206, 170),
     "captions": Part(("annexes/captions",), 1_698, 1_350),
     "cluster": Part(("annexes/cluster",), 163, 160),

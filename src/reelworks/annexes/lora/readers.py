@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,64 +20,16 @@ from torch import Tensor
 from reelworks.annexes.lora.adapter_file import AdapterFile
 from reelworks.annexes.lora.base_network import BaseNetwork
 from reelworks.annexes.lora.contents import StoredLayer
-from reelworks.core import optional_imports
+from reelworks.core import optional_imports, toml
 from reelworks.models import identify, registry
 from reelworks.models.adapters import text_encoders
 from reelworks.models.adapters.adapter_types.registry import LORA
 
-_FLUX, _FLUX2, _CHROMA = "FluxTransformer2DModel", "Flux2Transformer2DModel", "ChromaTransformer2DModel"
-_SDXL, _SD3 = "UNet2DConditionModel", "SD3Transformer2DModel"
-_ANIMA, _ERNIE, _LONGCAT = "CosmosTransformer3DModel", "ErnieImageTransformer2DModel", "LongCatImageTransformer2DModel"
-_KANDINSKY, _LUMINA = "Kandinsky5Transformer3DModel", "Lumina2Transformer2DModel"
-_HIDREAM = "HiDreamImageTransformer2DModel"
-_QWEN, _Z_IMAGE, _KREA = "QwenImageTransformer2DModel", "ZImageTransformer2DModel", "Krea2Transformer2DModel"
-# Networks with layers of the release by their bare names there, and those with text encoders that have names; "" is unknown.
-_BARE = ("LTXVideoTransformer3DModel", "LTX2VideoTransformer3DModel", "MiniMaxH3Transformer3DModel")
-_WITH_TEXTS = (_SDXL, _FLUX, _SD3, _CHROMA, "")
-# What stands before names of diffusers' layers in the maps of names; a name behind "_" has underscores for dots.
-_COMFYUI: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys((_FLUX, _FLUX2, _CHROMA, _LONGCAT), ("transformer.", "", "lycoris_", "lora_transformer_")),
-    _ERNIE: ("transformer.",),
-    _KANDINSKY: ("transformer.", ""),
-    _HIDREAM: ("transformer.", "lycoris_"),
-    _SDXL: ("unet.", "", "lora_unet_", "lycoris_"),
-    _SD3: ("transformer.", "base_model.model.", "lycoris_", "lora_transformer_"),
-    _QWEN: ("transformer.", "", "lycoris_"),
-    **dict.fromkeys((_Z_IMAGE, _KREA), ("diffusion_model.", "transformer.", "", "lycoris_")),
-    **dict.fromkeys(("WanTransformer3DModel", "WanVACETransformer3DModel", "HunyuanVideo15Transformer3DModel"), ()),
-    **dict.fromkeys((*_BARE, _ANIMA, _LUMINA, "HunyuanImageTransformer2DModel", "Ideogram4Transformer2DModel"), ()),
-}
-_FORGE_NEO: Mapping[str, tuple[str, ...]] = {
-    _SDXL: _COMFYUI[_SDXL],
-    **dict.fromkeys((_FLUX, _FLUX2, _CHROMA), ("transformer.", "lycoris_", "lora_transformer_")),
-    _QWEN: _COMFYUI[_QWEN],
-    _Z_IMAGE: ("diffusion_model.", "lycoris_"),
-    **dict.fromkeys((_KREA, _ANIMA, _ERNIE, "WanTransformer3DModel"), ()),
-}
-_FORGE = {_SDXL: _COMFYUI[_SDXL], _FLUX: ("transformer.", "lycoris_", "lora_transformer_"), _SD3: (), _CHROMA: ()}
-# Layers that are not in these maps though others of their network are: networks, beginnings and names of diffusers.
-_GAPS = (
-    (_SDXL, ("unet.", ""), re.compile(r".*\.to_(q|k|v|out\.0)")),  # only with `processor.` in their names
-    (_FLUX2, _COMFYUI[_FLUX2], re.compile(r"(time_guidance_embed|(double|single)_stream_modulation\w*)\..*")),
-    (_CHROMA, _COMFYUI[_CHROMA], re.compile(r"distilled_guidance_layer\..*")),
+_KNOWN = toml.beside(__file__, "readers.toml")  # by the classes of networks
+_COMFYUI, _FORGE_NEO, _FORGE = (_KNOWN[program] for program in ("comfyui", "forge_neo", "forge"))
+_SD_SCRIPTS, _MUSUBI = (
+    {network: re.compile(layers) for network, layers in _KNOWN[program].items()} for program in ("sd_scripts", "musubi")
 )
-# Layers that the networks of kohya's scripts are made for: of the release, or of diffusers for those of _OF_DIFFUSERS.
-_OF_DIFFUSERS = (_QWEN, _Z_IMAGE, _KANDINSKY)
-_SD_SCRIPTS = {
-    _SDXL: re.compile(r"(input_blocks\.(?!0\.)|middle_block\.|output_blocks\.|(down|up)_blocks\.|mid_block\.).*"),
-    **dict.fromkeys((_FLUX, _CHROMA), re.compile(r"(double|single)_blocks\..*")),
-    _SD3: re.compile(r"joint_blocks\..*"),
-    _ANIMA: re.compile(r"(blocks|x_embedder|t_embedder|final_layer)\..*"),
-    _LUMINA: re.compile(r"(layers|noise_refiner|context_refiner|final_layer)\..*"),
-}
-_MUSUBI = {
-    "WanTransformer3DModel": re.compile(r"blocks\..*"),
-    **dict.fromkeys((_FLUX, _FLUX2), re.compile(r"(double|single)_blocks\..*")),
-    _QWEN: re.compile(r"transformer_blocks\..*"),
-    _Z_IMAGE: re.compile(r"layers\..*"),
-    _KREA: re.compile(r".*"),
-    _KANDINSKY: re.compile(r"(text|visual)_transformer_blocks\..*"),
-}
 _ADDED = ("lora", "loha", "lokr")  # types that ComfyUI, Forge and LyCORIS know in these files
 
 
@@ -128,9 +80,9 @@ class _Layer:
             and any(self.network.kernel_of(own) != self.stored.kernel for own in self.own)
         )
 
-    def is_one_of(self, names: re.Pattern[str]) -> bool:
+    def is_one_of(self, names: str) -> bool:
         """Whether a pattern means a layer of diffusers that it is."""
-        return any(names.fullmatch(layer) for layer in self.own)
+        return any(re.fullmatch(names, layer) for layer in self.own)
 
     @property
     def released(self) -> str:
@@ -153,7 +105,7 @@ class _Layer:
         return "alpha" not in self.stored.keys and self.file.scale_in_header(self.stored) != 1
 
 
-def _by_map(known: Mapping[str, tuple[str, ...]], ends: str | tuple[str, ...] = "") -> Callable[[_Layer], bool]:
+def _by_map(known: Mapping[str, Sequence[str]], ends: str | tuple[str, ...] = "") -> Callable[[_Layer], bool]:
     """Return whether a program takes a layer whose map has names of the release, and some of diffusers."""
 
     def takes(layer: _Layer) -> bool:
@@ -168,11 +120,11 @@ def _by_map(known: Mapping[str, tuple[str, ...]], ends: str | tuple[str, ...] = 
     return takes
 
 
-def _is_in_map(layer: _Layer, prefixes: tuple[str, ...]) -> bool:
+def _is_in_map(layer: _Layer, prefixes: Sequence[str]) -> bool:
     """Whether a map has a layer's name: that of the release, or that of diffusers behind one of some prefixes."""
-    missing = [gap for network, gap, names in _GAPS if network == layer.network_class and layer.is_one_of(names)]
-    gaps = {prefix for gap in missing for prefix in gap}
-    released = {"diffusion_model.", "lora_unet_", *([""] if layer.network_class in _BARE else [])}
+    own = [(gap, names) for network, gap, names in _KNOWN["gaps"] if network == layer.network_class]
+    gaps = {prefix for gap, names in own if layer.is_one_of(names) for prefix in gap}
+    released = {"diffusion_model.", "lora_unet_", *([""] if layer.network_class in _KNOWN["bare"] else [])}
     names = [*((each, layer.part) for each in prefixes), *((each, layer.released) for each in released)]
     return any(layer.is_named(prefix, name) for prefix, name in names if prefix not in gaps)
 
@@ -182,7 +134,9 @@ def _is_text_of_map(layer: _Layer, knows_own: bool) -> bool:
     stem = layer.stored.stem
     is_named = not text_encoders.is_named_by_diffusers(stem) or text_encoders.in_diffusers(stem) is not None
     return (
-        layer.network_class in _WITH_TEXTS and is_named and (knows_own or not text_encoders.is_named_by_comfyui(stem))
+        layer.network_class in _KNOWN["with_texts"]
+        and is_named
+        and (knows_own or not text_encoders.is_named_by_comfyui(stem))
     )
 
 
@@ -193,9 +147,11 @@ def _by_module(known: Mapping[str, re.Pattern[str]], *types: str) -> Callable[[_
         if not layer.has(*types, ends="lora_down.weight") or layer.is_scaled_by_header or layer.is_flat:
             return False
         if layer.stored.text_encoder is not None:
-            return known is _SD_SCRIPTS and layer.network_class in _WITH_TEXTS and _is_text_of_sd_scripts(layer)
+            return (
+                known is _SD_SCRIPTS and layer.network_class in _KNOWN["with_texts"] and _is_text_of_sd_scripts(layer)
+            )
         names = "" if layer.network is None else layer.network.config.network.lora.kohya
-        name = layer.part if names == "diffusers" or layer.network_class in _OF_DIFFUSERS else layer.released
+        name = layer.part if names == "diffusers" or layer.network_class in _KNOWN["of_diffusers"] else layer.released
         return (
             layer.network_class in known
             and known[layer.network_class].fullmatch(name) is not None
