@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from pydantic import Field
 
@@ -457,7 +457,14 @@ class NetworkConfig(Config):
         return self.model_copy(update={name: mark.of(components) for name, mark in marks if isinstance(mark, Width)})
 
 
-class EditingConfig(NetworkConfig):
+class PictureConfig(NetworkConfig):
+    """Arguments of a network that takes pictures only, by default in tokens of 2 × 2 latent elements."""
+
+    patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
+    pictures_only: ClassVar[bool] = True
+
+
+class EditingConfig(PictureConfig):
     """Arguments of a network that can be shown source pictures, and is if `edits`."""
 
     edits: bool = Field(default=False, exclude=True)

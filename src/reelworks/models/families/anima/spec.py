@@ -7,11 +7,9 @@ from typing import ClassVar
 from reelworks.models import family, family_file
 
 
-class AnimaConfig(family.NetworkConfig):
+class AnimaConfig(family.PictureConfig):
     """Arguments of diffusers' CosmosTransformer3DModel; defaults are those of Anima, of Cosmos-Predict2's 2B."""
 
-    patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
-    pictures_only: ClassVar[bool] = True
     network: ClassVar[family.Network] = family.Network(
         "CosmosTransformer3DModel",
         ("transformer_blocks",),

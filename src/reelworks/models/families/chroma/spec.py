@@ -11,11 +11,9 @@ from reelworks.models.families.flux.spec import RELEASE_LAYERS
 _APPROXIMATOR = "distilled_guidance_layer"
 
 
-class ChromaConfig(family.NetworkConfig):
+class ChromaConfig(family.PictureConfig):
     """Arguments of diffusers' ChromaTransformer2DModel; defaults are the published ones."""
 
-    patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
-    pictures_only: ClassVar[bool] = True
     network: ClassVar[family.Network] = family.Network(
         "ChromaTransformer2DModel",
         ("transformer_blocks", "single_transformer_blocks"),

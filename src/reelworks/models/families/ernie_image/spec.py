@@ -7,11 +7,10 @@ from typing import ClassVar
 from reelworks.models import family, family_file
 
 
-class ErnieImageConfig(family.NetworkConfig):
+class ErnieImageConfig(family.PictureConfig):
     """Arguments of diffusers' ErnieImageTransformer2DModel; defaults are the published ones."""
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
-    pictures_only: ClassVar[bool] = True
     network: ClassVar[family.Network] = family.Network("ErnieImageTransformer2DModel", ("layers",))
 
     in_channels: family.LatentWidth = 128

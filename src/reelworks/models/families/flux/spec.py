@@ -11,15 +11,13 @@ from reelworks.models import family, family_file
 RELEASE_LAYERS = family.layer_rules(__file__)
 
 
-class FluxConfig(family.NetworkConfig):
+class FluxConfig(family.PictureConfig):
     """Arguments of diffusers' FluxTransformer2DModel; defaults are those of FLUX.1-dev.
 
     `companion`: "control" adds channels to the noise, as in FLUX.1-Canny and -Depth; "source" adds tokens after
     it, as in FLUX.1-Kontext.
     """
 
-    patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
-    pictures_only: ClassVar[bool] = True
     network: ClassVar[family.Network] = family.Network(
         "FluxTransformer2DModel",
         ("transformer_blocks", "single_transformer_blocks"),

@@ -8,11 +8,10 @@ from reelworks.models import family, family_file
 from reelworks.models.families.flux.spec import RELEASE_LAYERS
 
 
-class Flux2Config(family.NetworkConfig):
+class Flux2Config(family.PictureConfig):
     """Arguments of diffusers' Flux2Transformer2DModel; defaults are those of FLUX.2-dev."""
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
-    pictures_only: ClassVar[bool] = True
     network: ClassVar[family.Network] = family.Network(
         "Flux2Transformer2DModel",
         ("transformer_blocks", "single_transformer_blocks"),

@@ -17,7 +17,6 @@ class Flux3Config(family.EditingConfig):
     """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
-    pictures_only: ClassVar[bool] = True
 
     in_channels: family.LatentWidth = 128
     cond_in_channels: family.LatentWidth = 128

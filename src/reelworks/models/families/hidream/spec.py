@@ -11,14 +11,13 @@ from reelworks.models import family, family_file
 _PATCH = 2
 
 
-class HiDreamConfig(family.NetworkConfig):
+class HiDreamConfig(family.PictureConfig):
     """Arguments of diffusers' HiDreamImageTransformer2DModel; defaults are the published ones.
 
     `llama_layers`: states of a text's fourth encoder by block. `force_inference_output`: a picture comes out in training too.
     """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, _PATCH, _PATCH)
-    pictures_only: ClassVar[bool] = True
 
     in_channels: family.LatentWidth = 16
     out_channels: family.LatentWidth = 16

@@ -8,11 +8,10 @@ from reelworks.models import family, family_file
 from reelworks.models.families.hunyuan_video15.spec import FILES, RELEASE_LAYERS, TRAINERS_LAYERS
 
 
-class HunyuanImage21Config(family.NetworkConfig):
+class HunyuanImage21Config(family.PictureConfig):
     """Arguments of diffusers' HunyuanImageTransformer2DModel; defaults are the published ones."""
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
-    pictures_only: ClassVar[bool] = True
     network: ClassVar[family.Network] = family.Network(
         "HunyuanImageTransformer2DModel",
         ("transformer_blocks", "single_transformer_blocks"),

@@ -12,11 +12,10 @@ _RELEASE_LAYERS = (
 )
 
 
-class Ideogram4Config(family.NetworkConfig):
+class Ideogram4Config(family.PictureConfig):
     """Arguments of diffusers' Ideogram4Transformer2DModel; defaults are the published ones."""
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
-    pictures_only: ClassVar[bool] = True
     conditioning: ClassVar[family.Conditioning] = family.Conditioning(guidance="second-network")
     network: ClassVar[family.Network] = family.Network(
         "Ideogram4Transformer2DModel",

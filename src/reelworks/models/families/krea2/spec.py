@@ -10,14 +10,12 @@ from reelworks.core.errors import UserError
 from reelworks.models import family, family_file
 
 
-class Krea2Config(family.NetworkConfig):
+class Krea2Config(family.PictureConfig):
     """Arguments of diffusers' Krea2Transformer2DModel; defaults are the published ones.
 
     `distilled`: few steps were distilled into it, at times that do not depend on a picture's size.
     """
 
-    patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
-    pictures_only: ClassVar[bool] = True
     network: ClassVar[family.Network] = family.Network(
         "Krea2Transformer2DModel",
         ("text_fusion.layerwise_blocks", "text_fusion.refiner_blocks", "transformer_blocks"),

@@ -8,11 +8,9 @@ from reelworks.models import family, family_file
 from reelworks.models.families.flux.spec import RELEASE_LAYERS
 
 
-class LongCatImageConfig(family.NetworkConfig):
+class LongCatImageConfig(family.PictureConfig):
     """Arguments of diffusers' LongCatImageTransformer2DModel; defaults are the published ones."""
 
-    patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
-    pictures_only: ClassVar[bool] = True
     conditioning: ClassVar[family.Conditioning] = family.Conditioning(guided_length="limited")
     network: ClassVar[family.Network] = family.Network(
         "LongCatImageTransformer2DModel",

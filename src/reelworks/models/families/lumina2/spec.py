@@ -9,11 +9,9 @@ from reelworks.models import family, family_file
 _BLOCKS = ("noise_refiner", "context_refiner", "layers")
 
 
-class Lumina2Config(family.NetworkConfig):
+class Lumina2Config(family.PictureConfig):
     """Arguments of diffusers' Lumina2Transformer2DModel; defaults are the published ones."""
 
-    patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
-    pictures_only: ClassVar[bool] = True
     conditioning: ClassVar[family.Conditioning] = family.Conditioning(guided_length="rows")
     network: ClassVar[family.Network] = family.Network(
         "Lumina2Transformer2DModel",

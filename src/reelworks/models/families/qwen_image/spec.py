@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from pydantic import Field
 
 from reelworks.models import family, family_file
 
 
-class QwenImageConfig(family.NetworkConfig):
+class QwenImageConfig(family.PictureConfig):
     """Arguments of diffusers' QwenImageTransformer2DModel; defaults are the published ones.
 
     `most_sources`: number of pictures that an edit may have as inputs, at least one; 0 if it takes none.
     """
-
-    patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
-    pictures_only: ClassVar[bool] = True
 
     in_channels: family.SquareWidth = 64
     out_channels: family.LatentWidth = 16

@@ -17,8 +17,6 @@ class QwenImage21Config(family.EditingConfig):
     """
 
     # A token is one latent element; the text encoder's places for pictures stand for 2 × 2 of them.
-    patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
-    pictures_only: ClassVar[bool] = True
     network: ClassVar[family.Network] = family.Network(
         "QwenImage21Transformer2DModel",
         ("transformer_blocks",),

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from reelworks.models import family, family_file
 
 _RELEASE_LAYERS = family.layer_rules(__file__)
 
 
-class SD3Config(family.NetworkConfig):
+class SD3Config(family.PictureConfig):
     """Arguments of diffusers' SD3Transformer2DModel; defaults are those of SD3-medium."""
-
-    patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
-    pictures_only: ClassVar[bool] = True
 
     sample_size: int = 128
     in_channels: family.LatentWidth = 16

@@ -7,11 +7,9 @@ from typing import ClassVar
 from reelworks.models import family, family_file
 
 
-class ZImageConfig(family.NetworkConfig):
+class ZImageConfig(family.PictureConfig):
     """Arguments of diffusers' ZImageTransformer2DModel; defaults are the published ones."""
 
-    patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
-    pictures_only: ClassVar[bool] = True
     network: ClassVar[family.Network] = family.Network(
         "ZImageTransformer2DModel",
         ("noise_refiner", "context_refiner", "layers"),
