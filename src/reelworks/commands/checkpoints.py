@@ -81,10 +81,7 @@ def show_one(run: RunArgument, step: OptionalStep = None, json: Json = False) ->
 
 @app.command("verify", doing="comparing files with their manifests")
 def verify(
-    run: RunArgument,
-    step: OptionalStep = None,
-    full: Annotated[bool, Option("--full")] = False,
-    json: Json = False,
+    run: RunArgument, step: OptionalStep = None, full: Annotated[bool, Option("--full")] = False, json: Json = False
 ) -> None:
     """Check checkpoints against their manifests; exit code 1 if one is bad.
 

@@ -14,11 +14,7 @@ from reelworks.core.errors import UserError
 MOST_RUNS = 8
 
 
-def compare(
-    runs: Annotated[list[Path], Argument(metavar="RUN RUN...")],
-    html: Html = None,
-    json: Json = False,
-) -> None:
+def compare(runs: Annotated[list[Path], Argument(metavar="RUN RUN...")], html: Html = None, json: Json = False) -> None:
     """Compare runs: their results, and the recipe keys in which they differ.
 
     The page of --html also has their curves in one plot, and previews of the same prompt side by side: of the last step at

@@ -14,9 +14,7 @@ from reelworks.core import units
 
 
 def demo(
-    quick: Annotated[bool, Option("--quick")] = False,
-    seed: Annotated[int, Option()] = 42,
-    json: Json = False,
+    quick: Annotated[bool, Option("--quick")] = False, seed: Annotated[int, Option()] = 42, json: Json = False
 ) -> None:
     """Make footage, train on it, interrupt, resume, generate and report, in a folder demo/.
 
@@ -37,9 +35,7 @@ def demo(
 
 
 def demo_data(
-    folder: Annotated[Path, Argument(metavar="DIR")],
-    seed: Annotated[int, Option()] = 0,
-    json: Json = False,
+    folder: Annotated[Path, Argument(metavar="DIR")], seed: Annotated[int, Option()] = 0, json: Json = False
 ) -> None:
     """Make about 350 captioned clips and pictures as sample footage, some of them damaged.
 

@@ -116,11 +116,7 @@ def list_entries(folder: FolderArgument, json: Json = False) -> None:
 
 
 @app.command(doing="opening the store")
-def verify(
-    folder: FolderArgument,
-    delete: Annotated[bool, Option("--delete")] = False,
-    json: Json = False,
-) -> None:
+def verify(folder: FolderArgument, delete: Annotated[bool, Option("--delete")] = False, json: Json = False) -> None:
     """Read every stored tensor and compare its checksum; the exit code is 1 if one is damaged.
 
     Damaged ones that were not deleted are encoded again when training needs them.

@@ -242,9 +242,7 @@ def _answered(status: int, said: str) -> UserError:
         )
     if status in (409, 412):
         return UserError(
-            f"the repository changed meanwhile{answer}",
-            code="repository-changed",
-            remedy="give the same command again",
+            f"the repository changed meanwhile{answer}", code="repository-changed", remedy="give the same command again"
         )
     return UserError(
         f"the hub answers with error {status}{answer}",

@@ -78,10 +78,7 @@ _STOPS: dict[str, tuple[Fate, _Stop]] = {
     "where": (Fate.NO_MEANING, _by(lambda wanted, value, draft: not all(_became(wanted, draft)))),
     "except": (Fate.NO_MEANING, _by(lambda wanted, value, draft: any(_became(wanted, draft)))),
     # Another setting, with `*` for the number of the own one: it is given, or off, has other values than some, or one of some.
-    "yields_to": (
-        Fate.NO_MEANING,
-        lambda told, _, draft: None if draft.beside(told) is None else f"{told} decides",
-    ),
+    "yields_to": (Fate.NO_MEANING, lambda told, _, draft: None if draft.beside(told) is None else f"{told} decides"),
     "belongs_to": (
         Fate.NO_MEANING,
         lambda told, _, draft: None if draft.beside(told) else f"it belongs to {told.rpartition('.')[2]}",

@@ -51,12 +51,7 @@ def measure(
 
     with show.stdout_for_json(json), show.clip_progress(quiet=json) as on_progress:
         result = measure_catalog(
-            catalog,
-            only or (),
-            workers=workers or 0,
-            on_progress=on_progress,
-            engine=engine,
-            timeout_seconds=timeout,
+            catalog, only or (), workers=workers or 0, on_progress=on_progress, engine=engine, timeout_seconds=timeout
         )
     show.json(result) if json else _print(result)
 

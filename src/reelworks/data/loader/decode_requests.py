@@ -42,13 +42,7 @@ def clip_hash(data: Dataset, rows: I64, copies: I64, *, epoch: int) -> U64:
 
 
 def decode_requests(
-    data: Dataset,
-    rows: I64,
-    words: U64,
-    bucket: int,
-    *,
-    augments: bool = True,
-    decoder: FrameReader | None = None,
+    data: Dataset, rows: I64, words: U64, bucket: int, *, augments: bool = True, decoder: FrameReader | None = None
 ) -> list[Request]:
     """Return the decode requests of clips, by index in `data.rows`, that are shown in one bucket.
 

@@ -204,11 +204,7 @@ def fixed_example(
 
 
 def _example(
-    encoded: EncodedBatch,
-    encoders: FrozenEncoders,
-    config: ObjectiveConfig,
-    drawn: RandomDraws,
-    words_B: U64,
+    encoded: EncodedBatch, encoders: FrozenEncoders, config: ObjectiveConfig, drawn: RandomDraws, words_B: U64
 ) -> Example:
     batch, device, n = encoded.batch, encoders.device, len(drawn.time)
     seeds = hash_rng.extend(words_B, Purpose.NOISE)

@@ -271,11 +271,7 @@ class Catalog:
         return self._with_part(iter([rows] if len(rows) else []), len(rows), retired, sources)
 
     def append_scores(
-        self,
-        rows: CatalogRows,
-        at: I64,
-        scores: Mapping[str, F64],
-        sources: Sequence[dict[str, str]],
+        self, rows: CatalogRows, at: I64, scores: Mapping[str, F64], sources: Sequence[dict[str, str]]
     ) -> Catalog:
         """Append a part that has some rows anew, with new scores beside their others; the caller must hold the catalog's lock.
 

@@ -91,12 +91,7 @@ class OFT(LycorisType):
 
     def peft_settings(self, adapter: Adapter, layers: Mapping[str, Collection[str]]) -> dict[str, Any]:
         """Return peft's settings for the header of a file."""
-        return {
-            "peft_type": "OFT",
-            "target_modules": sorted(layers),
-            "r": 0,
-            "oft_block_size": adapter.block_size,
-        }
+        return {"peft_type": "OFT", "target_modules": sorted(layers), "r": 0, "oft_block_size": adapter.block_size}
 
     def released_tensors(
         self, layers: Mapping[str, Mapping[str, Tensor]], convention: Convention, rank: int, family: FamilyConfig | None

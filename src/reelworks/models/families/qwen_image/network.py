@@ -14,14 +14,7 @@ from torch import Tensor
 from reelworks.core import optional_imports
 from reelworks.models import hub
 from reelworks.models.api import PURE_NOISE, DenoiserInputs, TextEmbedding
-from reelworks.models.diffusers_denoiser import (
-    DiffusersNetwork,
-    EncodedText,
-    embedded,
-    masked_arguments,
-    pack,
-    unpack,
-)
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, masked_arguments, pack, unpack
 from reelworks.models.families.qwen_image.spec import QwenImageConfig
 from reelworks.models.host_waits import NumbersSent, until_called
 
