@@ -103,12 +103,12 @@ def _print_report(report: CheckReport) -> None:
 
 def _dtypes(components: list[ComponentReport]) -> None:
     """Print a column for each component; columns of dtypes would not fit into 80 characters."""
-    table = show.new_table("", *(f"{component.component}\n{component.name}" for component in components))
-    columns = [component.dtypes | {"device": component.device} for component in components]
-    for key in columns[0]:
-        table.add_row(key, *(column[key] or "–" for column in columns))
-    table.add_row("parameters", *(f"{component.parameters:,}" for component in components))
-    show.print_table(table)
+    columns = [
+        component.dtypes | {"device": component.device, "parameters": f"{component.parameters:,}"}
+        for component in components
+    ]
+    rows = ((key, *(column[key] or "–" for column in columns)) for key in columns[0])
+    show.table(("", *(f"{component.component}\n{component.name}" for component in components)), rows)
 
 
 def _casts(component: ComponentReport) -> None:

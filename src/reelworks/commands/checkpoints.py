@@ -201,28 +201,22 @@ def export(
 
 
 def _print_all(rows: Sequence[ListedCheckpoint], free_bytes: int) -> None:
-    from rich.table import Table
-
     from reelworks.data.checkpoint import listing
 
-    drawn = Table()
-    for name in ("step", "epoch", "size", "age"):
-        drawn.add_column(name, justify="right", no_wrap=True)
     has_stages = any(row.saved and row.saved.stage for row in rows)
-    for name in (*["stage"] * has_stages, "metrics", "kept because"):
-        drawn.add_column(name)
-    for row in rows:
-        saved = row.saved
-        drawn.add_row(
-            str(row.step),
-            _or_unknown(saved and saved.epoch),
-            units.size(saved.bytes) if saved else "?",
-            units.duration(time.time() - saved.created) if saved else "?",
-            *[saved.stage if saved else "?"] * has_stages,
-            _metrics(saved.metrics) if saved else "",
+    cells = (
+        (
+            row.step,
+            _or_unknown(row.saved and row.saved.epoch),
+            units.size(row.saved.bytes) if row.saved else "?",
+            units.duration(time.time() - row.saved.created) if row.saved else "?",
+            *[row.saved.stage if row.saved else "?"] * has_stages,
+            _metrics(row.saved.metrics) if row.saved else "",
             _why(row),
         )
-    show.print_table(drawn)
+        for row in rows
+    )
+    show.table(("step", "epoch", "size", "age", *["stage"] * has_stages, "metrics", "kept because"), cells)
     total = units.size(listing.total_bytes(rows))
     show.line(f"{units.plural(len(rows), 'checkpoint')}, {total}; {units.size(free_bytes)} free on the disk")
 

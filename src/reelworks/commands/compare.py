@@ -41,11 +41,8 @@ def compare(runs: Annotated[list[Path], Argument(metavar="RUN RUN...")], html: H
         show.json(found)
         return
     for first, rows in (("", found.result_rows), ("recipe key", found.recipe_rows)):
-        table = show.new_table(first, *found.names)
-        for row in rows:
-            table.add_row(row.label, *row.values)
         if rows:
-            show.print_table(table)
+            show.table((first, *found.names), ((row.label, *row.values) for row in rows))
     if not found.recipe:
         show.line("The recipes are equal.")
     if html is not None:

@@ -109,10 +109,8 @@ def list_entries(folder: FolderArgument, json: Json = False) -> None:
     if json:
         show.json(groups)
         return
-    table = show.new_table("kind", "encoder", "dtype", "entries", "bytes")
-    for group in groups:
-        table.add_row(group.kind, group.encoder[:12], group.dtype, f"{group.entries:,}", units.size(group.bytes))
-    show.print_table(table)
+    rows = ((each.kind, each.encoder[:12], each.dtype, f"{each.entries:,}", units.size(each.bytes)) for each in groups)
+    show.table(("kind", "encoder", "dtype", "entries", "bytes"), rows)
 
 
 @app.command(doing="opening the store")

@@ -67,35 +67,35 @@ def evaluate(request: EvalRequest, html: Html = None, json: Json = False) -> Non
 
 def _print_model(result: Evaluation) -> None:
     times = list(result.validation.loss_by_time)
-    table = show.new_table("bucket", "clips", "loss", *(f"{float(time):.0f}" for time in times))
-    for name, losses in [*result.validation.by_bucket.items(), ("all", result.validation)]:
-        cells = [f"{losses.loss_by_time[time]:.3g}" for time in times]
-        table.add_row(name, str(losses.clips), f"{losses.loss:.3g}", *cells)
+    rows = (
+        (name, losses.clips, f"{losses.loss:.3g}", *(f"{losses.loss_by_time[time]:.3g}" for time in times))
+        for name, losses in [*result.validation.by_bucket.items(), ("all", result.validation)]
+    )
     show.line("Loss by bucket and timestep:")
-    show.print_table(table)
+    show.table(("bucket", "clips", "loss", *(f"{float(time):.0f}" for time in times)), rows)
     show.line(result.headline())
 
 
 def _print_series(series: CheckpointSeries) -> None:
     higher = series.higher_is_better
-    table = show.new_table("step", *(f"{name} {'↑' if higher[name] else '↓'}" for name in series.names))
+    rows = []
     for one in series.checkpoints:
         marks = {name: "*" if series.best[name] == one.step else " " for name in series.names}
         cells = [f"{one.values[name]:.4g}{marks[name]}" if name in one.values else "– " for name in series.names]
-        table.add_row(str(one.step), *cells)
-    show.print_table(table)
+        rows.append((one.step, *cells))
+    show.table(("step", *(f"{name} {'↑' if higher[name] else '↓'}" for name in series.names)), rows)
     show.line("* the best by that metric; ↑ higher is better, ↓ lower is better")
     for text in series.to_text():
         show.line(text)
 
 
 def _print_clips(report: Report) -> None:
-    table = show.new_table("metric", "value", "better", "clips")
-    for measured in report.metrics:
-        if measured.value is not None:
-            better = "higher" if measured.higher_is_better else "lower"
-            table.add_row(measured.name, f"{measured.value:.4g}", better, str(measured.clips))
-    show.print_table(table)
+    rows = (
+        (measured.name, f"{measured.value:.4g}", "higher" if measured.higher_is_better else "lower", measured.clips)
+        for measured in report.metrics
+        if measured.value is not None
+    )
+    show.table(("metric", "value", "better", "clips"), rows)
     for measured in report.metrics:
         if measured.skipped is not None:
             what = "skipped" if measured.value is None else "left out"

@@ -42,12 +42,12 @@ def _list(gpu: str | None, *, json: bool) -> None:
     if json:
         show.json(ready)
         return
-    table = show.new_table("model", "GPU of", "takes", "steps", "in all")
+    rows = []
     for one in ready:
         made = one.result
         size, memory = f"{one.vram_gb} GB", units.size(made.choice.estimate.memory.total)
-        table.add_row(made.model, size, memory, f"{made.steps:,}", _duration(made))
-    show.print_table(table)
+        rows.append((made.model, size, memory, f"{made.steps:,}", _duration(made)))
+    show.table(("model", "GPU of", "takes", "steps", "in all"), rows)
     show.line(
         f"LoRAs of 20 pictures by `reelworks new lora --model NAME --vram GB`; times are estimated for one {ready[0].result.gpu}"
     )

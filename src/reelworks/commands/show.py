@@ -6,7 +6,7 @@ import datetime
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from reelworks.core import terminal
 
 if TYPE_CHECKING:
-    from rich.table import Column, Table
+    from rich.table import Table
 
     from reelworks.data.catalog.scan.scan import ScanProgress
     from reelworks.data.catalog.store.summary import Histogram, Summary
@@ -30,50 +30,42 @@ def json(value: Any) -> None:
     terminal.say_json(files.to_json(results.as_json(value), indent=2))
 
 
-def new_table(first: str, *others: str) -> Table:
-    """Return an empty table with these headings; all columns but the first one are aligned to the right."""
-    from rich import box
-    from rich.table import Table
+def table(headings: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
+    """Print rows below headings; all columns but the first one are aligned to the right.
 
-    empty = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    empty.add_column(first, no_wrap=True)
-    for name in others:
-        empty.add_column(name, justify="right", no_wrap=True)
-    return empty
-
-
-def print_table(filled: Table) -> None:
-    """Print a table; columns that the terminal has no room for follow in further tables, with the first one again.
-
-    Texts that are too long for the terminal are folded instead.
+    Columns that the terminal has no room for follow in further tables, with the first one again. Texts that are too long for
+    the terminal are folded instead.
     """
     from rich.measure import Measurement
 
-    def fits(*columns: Column) -> bool:
-        measured = Measurement.get(console, console.options.update(width=1000), _with_columns(first, *columns))
+    def fits(*columns: Sequence[str]) -> bool:
+        measured = Measurement.get(console, console.options.update(width=1000), _drawn(first, *columns))
         return measured.maximum <= console.width
 
-    console, filled = terminal.console(), _with_columns(*filled.columns)
-    first, *others = filled.columns
+    shown = ([str(cell).replace("\n", "␊") for cell in row] for row in rows)  # of a name: a row is one line
+    console, (first, *others) = terminal.console(), list(zip(headings, *shown, strict=True))
     if not all(map(fits, others)):
-        for column in filled.columns:
-            column.no_wrap, column.overflow = False, "fold"
-        console.print(filled)
+        console.print(_drawn(first, *others, folds=True))
         return
-    part: list[Column] = []
+    part: list[Sequence[str]] = []
     for column in others:
         if part and not fits(*part, column):
-            console.print(_with_columns(first, *part))
+            console.print(_drawn(first, *part))
             part = []
         part.append(column)
-    console.print(_with_columns(first, *part))
+    console.print(_drawn(first, *part))
 
 
-def _with_columns(*columns: Column) -> Table:
-    table = new_table(*(str(column.header) for column in columns))
-    for cells in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*(str(cell).replace("\n", "␊") for cell in cells))  # of a name: a row is one line
-    return table
+def _drawn(*columns: Sequence[str], folds: bool = False) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for heading, *_ in columns:
+        made.add_column(heading, justify="right" if made.columns else "left", no_wrap=not folds, overflow="fold")
+    for cells in zip(*(cells for _, *cells in columns), strict=True):
+        made.add_row(*cells)
+    return made
 
 
 _SECONDS_BETWEEN_LINES = 10.0

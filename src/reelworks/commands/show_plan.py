@@ -28,19 +28,17 @@ def forecast(values: PlanForecast, html: Path | None) -> None:
     epoch(values)
     _losses(values)
     ahead = values.ahead
-    shares = show.new_table("share of", "clips", "tokens", "time", "gradient")
-    for one in ahead.shares:
-        parts = one.share_of_clips, one.share_of_tokens, one.share_of_time, one.share_of_gradient
-        shares.add_row(one.name, *(f"{share:.1%}" for share in parts))
-    show.print_table(shares)
+    shares = (
+        (one.name, *map(_share, (one.share_of_clips, one.share_of_tokens, one.share_of_time, one.share_of_gradient)))
+        for one in ahead.shares
+    )
+    show.table(("share of", "clips", "tokens", "time", "gradient"), shares)
     if len(ahead.datasets) > 1:
         _datasets(ahead.datasets)
     if len(ahead.epochs) > 1:
-        epochs = show.new_table("epoch", "steps", "clips", "tokens", "batches", "not full", "imbalance", "padding")
-        for each in ahead.epochs:
-            epochs.add_row(str(each.epoch), *_cells(each.figures))
-        epochs.add_row("sum", *_cells(ahead.sum))
-        show.print_table(epochs)
+        epochs = [(each.epoch, *_cells(each.figures)) for each in ahead.epochs]
+        headings = ("epoch", "steps", "clips", "tokens", "batches", "not full", "imbalance", "padding")
+        show.table(headings, [*epochs, ("sum", *_cells(ahead.sum))])
     _never_seen(ahead)
     if values.strategies:
         _strategies(values)
@@ -61,16 +59,16 @@ def stages(values: RunForecast) -> None:
     for one in values.stages:
         show.line(f"\nstage {one.name}, for {one.ends}")
         forecast(one.plan, None)
-    table = show.new_table("stage", "ends after", "steps", "epochs", "clips", "tokens", "time", "memory")
+    rows = []
     for one in values.stages:
         time = ("" if one.is_measured else "≈ ") + units.duration(one.seconds)
         memory = units.size(one.memory_bytes)
         counts = (str(one.steps), units.number(one.epochs), str(one.clips), str(one.tokens))
         about = "" if one.is_exact else "≈ "
-        table.add_row(one.name, one.ends, *(about + count for count in counts), time, memory)
-    totals = (str(values.steps), "", str(values.clips), str(values.tokens), units.duration(values.seconds))
-    table.add_row("sum", "", *totals, units.size(values.memory_bytes))
-    show.print_table(table)
+        rows.append((one.name, one.ends, *(about + count for count in counts), time, memory))
+    totals = (values.steps, "", values.clips, values.tokens, units.duration(values.seconds))
+    headings = ("stage", "ends after", "steps", "epochs", "clips", "tokens", "time", "memory")
+    show.table(headings, [*rows, ("sum", "", *totals, units.size(values.memory_bytes))])
     show.line(
         f"checkpoints of {units.size(values.checkpoint_bytes)} at most take up to "
         f"{units.size(values.disk_bytes)} of disk"
@@ -87,12 +85,12 @@ def epoch(plan: PlanSummary) -> None:
     """Print buckets, reasons and totals of an epoch."""
     shares = any(one.sequence_degree > 1 for one in plan.buckets)
     numbers = ("global", "clips", "batches", "not full", "tokens")
-    buckets = show.new_table("bucket", "size", "batch", *(("GPUs",) if shares else ()), *numbers)
+    rows = []
     for one in plan.buckets:
         ranks = (one.sequence_degree,) if shares else ()
         counts = one.global_batch, one.clips, one.micro_batches, one.incomplete, one.tokens_per_clip
-        buckets.add_row(one.name, f"{one.width}×{one.height}", *map(str, (one.batch_size, *ranks, *counts)))
-    show.print_table(buckets)
+        rows.append((one.name, f"{one.width}×{one.height}", one.batch_size, *ranks, *counts))
+    show.table(("bucket", "size", "batch", *(("GPUs",) if shares else ()), *numbers), rows)
     _reasons(plan)
     for warning in plan_report.warnings(plan):
         show.line(f"warning: {warning}")
@@ -141,11 +139,9 @@ def _losses(plan: PlanSummary) -> None:
     losses = plan.losses
     crop, frames = losses.crop, losses.frames
     of_frames = {one.name: one for one in frames.by_bucket}
-    parts = show.new_table("part of clips", "cropped away", "frames trained", "frames in all", "share")
-    for bucket in crop.by_bucket:
-        parts.add_row(bucket.name, f"{bucket.mean:.1%}", *_frames(of_frames.get(bucket.name)))
-    parts.add_row("total", f"{crop.mean:.1%}", *_frames(frames if frames.there else None))
-    show.print_table(parts)
+    parts = [(bucket.name, _share(bucket.mean), *_frames(of_frames.get(bucket.name))) for bucket in crop.by_bucket]
+    parts.append(("total", _share(crop.mean), *_frames(frames if frames.there else None)))
+    show.table(("part of clips", "cropped away", "frames trained", "frames in all", "share"), parts)
     for one in crop.worst[:_FILES_SHOWN]:
         show.line(f"  cropped {one.lost:.1%}: {one.path}, {one.width}×{one.height} in {one.bucket}")
     if frames.less_than_half:
@@ -165,24 +161,29 @@ def _frames(one: BucketFrames | VideoFrames | None) -> list[str]:
 
 
 def _datasets(shares: list[DatasetShare]) -> None:
-    table = show.new_table("share of", "clips", "tokens", "time", "showings per clip")
-    for one in shares:
-        parts = (f"{share:.1%}" for share in (one.share_of_clips, one.share_of_tokens, one.share_of_time))
-        table.add_row(one.name, *parts, f"{one.showings_per_clip:.2f}")
-    show.print_table(table)
+    rows = (
+        (
+            *(one.name, _share(one.share_of_clips), _share(one.share_of_tokens), _share(one.share_of_time)),
+            f"{one.showings_per_clip:.2f}",
+        )
+        for one in shares
+    )
+    show.table(("share of", "clips", "tokens", "time", "showings per clip"), rows)
+
+
+def _share(value: float) -> str:
+    return f"{value:.1%}"
 
 
 def _strategies(values: PlanForecast) -> None:
     names = {"fixed": "fixed batch size", "equal_tokens": "equal tokens", "planned": "this plan"}
-    table = show.new_table(
-        "strategy", "steps", "imbalance", "most tokens", "most memory", "in use", "tokens/s", "speed"
-    )
+    rows = []
     for one in values.strategies:
         rate = "" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}"
         most = "" if one.peak_bytes is None else units.size(one.peak_bytes)
-        figures = f"{one.imbalance:.1%}", str(one.peak_tokens), most, f"{one.memory_share:.1%}"
-        table.add_row(names[one.strategy], str(one.steps), *figures, rate, f"{one.speedup:.2f}×")
-    show.print_table(table)
+        figures = _share(one.imbalance), one.peak_tokens, most, _share(one.memory_share)
+        rows.append((names[one.strategy], one.steps, *figures, rate, f"{one.speedup:.2f}×"))
+    show.table(("strategy", "steps", "imbalance", "most tokens", "most memory", "in use", "tokens/s", "speed"), rows)
     if any(one.peak_bytes is None for one in values.strategies):
         show.line("memory follows the tokens; buckets.tuned, a file of `reelworks tune` on your GPU, tells it in bytes")
 
@@ -233,27 +234,24 @@ def difference_of_stages(compared: RunComparison, names: tuple[str, str]) -> Non
 
 
 def _changed_keys(keys: list[ChangedKey], names: tuple[str, str]) -> None:
-    table = show.new_table("key", *names)
-    for key in keys:
-        table.add_row(key.key, str(key.a), str(key.b))
-    show.print_table(table) if keys else show.line("no key differs")
+    if not keys:
+        show.line("no key differs")
+        return
+    show.table(("key", *names), ((key.key, key.a, key.b) for key in keys))
 
 
 def _figures(title: str, figures: list[ComparedNumber], names: tuple[str, str]) -> None:
-    table = show.new_table(title, *names)
-    for one in figures:
-        label = _LABELS.get(one.name) or one.name.replace("_", " ")
-        table.add_row(label, *(_number(one.name, value) for value in (one.a, one.b)))
-    show.print_table(table)
+    rows = (
+        (_LABELS.get(one.name, one.name.replace("_", " ")), _number(one.name, one.a), _number(one.name, one.b))
+        for one in figures
+    )
+    show.table((title, *names), rows)
 
 
 def _clips(part: PlanComparison | StageComparison, names: tuple[str, str]) -> None:
     for title, counts in (("clips of bucket", part.buckets), ("rejected", part.reasons)):
-        table = show.new_table(title, *names)
-        for one in counts:
-            table.add_row(one.name, str(one.a), str(one.b))
         if counts:
-            show.print_table(table)
+            show.table((title, *names), ((one.name, one.a, one.b) for one in counts))
 
 
 def _cells(one: Figures) -> list[str]:

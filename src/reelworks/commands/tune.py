@@ -47,11 +47,11 @@ def tune(request: TuneRequest, json: Json = False) -> None:
 
 
 def _print_refit(result: Refit, path: Path) -> None:
-    rows = show.new_table("bucket", "clips", "steps", "ms", "fit")
-    for each in result.measured:
-        numbers = (str(each.batch_size), str(each.steps), f"{each.milliseconds:,.1f}", f"{each.residual:+.0%}")
-        rows.add_row(each.bucket, *numbers)
-    show.print_table(rows)
+    rows = (
+        (each.bucket, each.batch_size, each.steps, f"{each.milliseconds:,.1f}", f"{each.residual:+.0%}")
+        for each in result.measured
+    )
+    show.table(("bucket", "clips", "steps", "ms", "fit"), rows)
     _print_model(result.model_ms, result.held_out_errors)
     show.line(f'written to {path}; in the recipe: cost.measured = "{path}"')
 
@@ -66,14 +66,14 @@ def _print_trial(trial: Trial | str) -> None:
 def _print(result: Tuned, path: Path) -> None:
     from reelworks.training.memory.recomputation import lines_of_entries
 
-    table = show.new_table("entry", "batch size", "ms", "GB")
+    rows = []
     for entry, size in result.batch_sizes.items():
         resolution, frames = entry.rsplit(" ", 1)
         own = [t for t in result.trials if t.batch_size == size and t.bucket.startswith(f"{resolution} ")]
         trial = next((t for t in own if t.bucket.endswith(f" {frames}")), None)
         cells = ("–", "–") if trial is None else (f"{trial.milliseconds:,.1f}", f"{trial.peak_bytes / 1e9:.2f}")
-        table.add_row(entry, str(size) if size else "does not fit", *cells)
-    show.print_table(table)
+        rows.append((entry, size or "does not fit", *cells))
+    show.table(("entry", "batch size", "ms", "GB"), rows)
     for line in lines_of_entries(result.recomputation):
         show.line(line)
     _print_model(result.model_ms, result.held_out_errors)

@@ -13,9 +13,9 @@ TIMES = [str(time) for time in range(100, 1100, 100)]
 
 @pytest.fixture
 def printed(monkeypatch, capsys):
-    def run(table, columns):
+    def run(headings, row, columns):
         monkeypatch.setenv("COLUMNS", str(columns))
-        show.print_table(table)
+        show.table(headings, [row])
         return capsys.readouterr().out.splitlines()
 
     return run
@@ -24,9 +24,7 @@ def printed(monkeypatch, capsys):
 @pytest.mark.parametrize("columns", [40, 80, 200])
 def test_columns_without_room_follow_in_further_tables(printed, columns):
     """Each number is printed once and whole, and the first column is repeated for those that follow."""
-    table = show.new_table("bucket", *TIMES)
-    table.add_row("768×432, 97 frames", *(f"0.{time}" for time in TIMES))
-    lines = printed(table, columns)
+    lines = printed(("bucket", *TIMES), ("768×432, 97 frames", *(f"0.{time}" for time in TIMES)), columns)
     assert max(map(len, lines)) <= columns
     rows = [line.split() for line in lines if "768×432" in line]
     assert [cell for row in rows for cell in row if cell.startswith("0.")] == [f"0.{time}" for time in TIMES]
@@ -37,9 +35,7 @@ def test_columns_without_room_follow_in_further_tables(printed, columns):
 
 def test_long_texts_are_folded(printed):
     """A text that is longer than the terminal is wide is printed whole, over several lines of one table."""
-    table = show.new_table("key", "a", "b")
-    table.add_row("samples.prompts", "a cat sits on a wall in the sun " * 4, "waves")
-    lines = printed(table, 60)
+    lines = printed(("key", "a", "b"), ("samples.prompts", "a cat sits on a wall in the sun " * 4, "waves"), 60)
     assert max(map(len, lines)) <= 60
     assert " ".join(lines).split().count("cat") == 4
     assert sum("key" in line for line in lines) == 1

@@ -37,9 +37,7 @@ def test_no_control_is_left_and_nothing_else_is_changed(text):
 def test_lines_errors_tables_and_the_log_show_signs(capsys):
     show.line(TRICKS)
     show.line(TRICKS, error=True)
-    table = show.new_table("a name", "a number")
-    table.add_row(TRICKS, "1")
-    show.print_table(table)
+    show.table(("a name", "a number"), [(TRICKS, 1)])
     with log.to_terminal():
         logger.warning("caption %s", TRICKS)
     printed = capsys.readouterr()
@@ -62,9 +60,7 @@ def test_a_name_begins_no_line_of_its_own(text, name):
 
 
 def test_a_name_in_a_table_is_one_line(capsys):
-    table = show.new_table("a name", "a number")
-    table.add_row("a\nerror: it is lost", "1")
-    show.print_table(table)
+    show.table(("a name", "a number"), [("a\nerror: it is lost", 1)])
     assert any("a␊error: it is lost" in line and "1" in line for line in capsys.readouterr().out.splitlines())
 
 

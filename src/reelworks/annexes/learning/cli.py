@@ -99,10 +99,10 @@ def _print(report: LearningReport, selected: int) -> None:
 
 
 def _print_clips(reason: str, clips: list[ClipLearning]) -> None:
-    table = show.new_table("clip", reason, "loss", "trend", "rank", "gain", "shown")
+    rows = []
     for clip in clips:
         why = clip.word if reason == "word" else f"{clip.unusual} {100 * clip.unusual_share:.0f} %"
         gain = "–" if clip.gain is None else f"{100 * clip.gain:+.0f} %"
-        numbers = f"{clip.loss:.2f} ×", f"{clip.trend:.2f} ×", f"{100 * clip.rank:.0f} %", gain, str(clip.shown)
-        table.add_row(clip.path, why.replace("_", " "), *numbers)
-    show.print_table(table)
+        numbers = f"{clip.loss:.2f} ×", f"{clip.trend:.2f} ×", f"{100 * clip.rank:.0f} %", gain, clip.shown
+        rows.append((clip.path, why.replace("_", " "), *numbers))
+    show.table(("clip", reason, "loss", "trend", "rank", "gain", "shown"), rows)

@@ -159,11 +159,10 @@ def _print(value: object, layers: bool, json: bool, result: LoraResult | None = 
 
 
 def _print_layers(layers: list[LayerResult]) -> None:
-    table = show.new_table("layer", "type", "rank", "norm", "relative error")
-    for layer in layers:
-        rank = "" if layer.rank is None else str(layer.rank)
-        table.add_row(layer.layer, layer.type, rank, _number(layer.norm), _share(layer.relative_error))
-    show.print_table(table)
+    rows = (
+        (each.layer, each.type, each.rank or "", _number(each.norm), _share(each.relative_error)) for each in layers
+    )
+    show.table(("layer", "type", "rank", "norm", "relative error"), rows)
 
 
 def _print_info(found: LoraInfo, layers: bool) -> None:

@@ -64,13 +64,15 @@ def _print(result: MeasureResult) -> None:
         show.line(f"  not measured: {clip}: {reason}")
     if len(result.failed) > _FAILED_SHOWN:
         show.line(f"  and {len(result.failed) - _FAILED_SHOWN} more; --json lists them")
-    table = show.new_table("column", "clips", "10 % below", "median", "10 % above", "unit")
-    for column in result.columns:
-        values = (
-            "–" if value is None else units.number(value, 4) for value in (column.low, column.median, column.high)
-        )
-        table.add_row(column.name, str(column.present), *values, column.unit)
-    show.print_table(table)
+    rows = (
+        (each.name, each.present, _number(each.low), _number(each.median), _number(each.high), each.unit)
+        for each in result.columns
+    )
+    show.table(("column", "clips", "10 % below", "median", "10 % above", "unit"), rows)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else units.number(value, 4)
 
 
 def inspect(
@@ -160,12 +162,12 @@ def _print_columns(columns: Sequence[ColumnLimits]) -> None:
     for column in columns:
         lacking = f", {units.plural(column.missing, 'clip')} without it" if column.missing else ""
         show.line(f"\n{column.name}" + (f" ({column.unit})" if column.unit else "") + lacking)
-        table = show.new_table("percentile", "limit", "loses", "limit", "loses", "clip there")
+        rows = []
         for _, same in itertools.groupby(column.percentiles, key=lambda one: one.value):
             first, *others = same
             label = f"{first.percentile} to {others[-1].percentile}" if others else str(first.percentile)
             cells: list[str] = []
             for limit, loss in first.limits:
                 cells += limit, f"{loss.clips}, {loss.hours:.2f} h, {loss.tokens}" if loss.clips else "–"
-            table.add_row(label, *cells, first.files[0])
-        show.print_table(table)
+            rows.append((label, *cells, first.files[0]))
+        show.table(("percentile", "limit", "loses", "limit", "loses", "clip there"), rows)
