@@ -53,7 +53,39 @@ def list_plans(context: PageContext) -> list[Json]:
 
 @routes.get("/{key}")
 def get_plan(context: PageContext, key: str, stage: Annotated[int, Query(ge=0)] = 0) -> Json:
-    return _about(context, key, stage)
+    """Return what the page shows before the first plan: entries, buckets and the positions of the controls."""
+    text = recipe_files.read(context.workspace, key)
+    recipe = text.recipe
+    about = recipe_files.about(context.workspace, key, text) | {
+        "model": recipe.model.name,
+        "output": recipe.output,
+        "catalog": recipe.catalog_folder,
+        "scanned": context.plans.is_scanned(recipe),
+        "most_clips": MOST_CLIPS,
+        "stages": [each.name for each in recipe.stage],
+        "reasons": {name: label for name, (label, _) in run_facts.REASONS.items()},
+    }
+    if not about["scanned"]:
+        return about
+    session = context.plans.open(key, stage)
+    data = session.data
+    given = [(entry.resolution, frames) for entry in data.recipe.bucket for frames in entry.frames()]
+    place = {shape: given.index(shape) for shape in given}  # among the controls
+    return about | {
+        "controls": session.saved.model_dump(mode="json"),
+        "degree": data.recipe.parallel.group_size,
+        "chosen": None if data.chosen is None else data.chosen.lines,
+        "entries": [
+            {name: getattr(entry, name) for name in ("resolution", "num_frames", "pixels")}
+            | {"label": str(entry), "place": place.get((entry.resolution, entry.num_frames))}
+            for entry in data.table.entries
+        ],
+        "buckets": [
+            {name: getattr(b, name) for name in ("name", "entry", "ratio", "tokens", "sequence_degree")}
+            | asdict(b.shape)
+            for b in data.table.buckets
+        ],
+    }
 
 
 @routes.post("/{key}/save")
@@ -108,42 +140,6 @@ def _row(context: Context, key: str, path: Path) -> Json:
         return row | {"problem": str(error)}
     entries = [f"{entry.resolution} ×{frames}" for entry in recipe.bucket for frames in entry.frames()]
     return row | {"model": recipe.model.name, "entries": entries}
-
-
-def _about(context: Context, key: str, stage: int) -> Json:
-    """Return what the page shows before the first plan: entries, buckets and the positions of the controls."""
-    text = recipe_files.read(context.workspace, key)
-    recipe = text.recipe
-    about = recipe_files.about(context.workspace, key, text) | {
-        "model": recipe.model.name,
-        "output": recipe.output,
-        "catalog": recipe.catalog_folder,
-        "scanned": context.plans.is_scanned(recipe),
-        "most_clips": MOST_CLIPS,
-        "stages": [each.name for each in recipe.stage],
-        "reasons": {name: label for name, (label, _) in run_facts.REASONS.items()},
-    }
-    if not about["scanned"]:
-        return about
-    session = context.plans.open(key, stage)
-    data = session.data
-    given = [(entry.resolution, frames) for entry in data.recipe.bucket for frames in entry.frames()]
-    place = {shape: given.index(shape) for shape in given}  # among the controls
-    return about | {
-        "controls": session.saved.model_dump(mode="json"),
-        "degree": data.recipe.parallel.group_size,
-        "chosen": None if data.chosen is None else data.chosen.lines,
-        "entries": [
-            {name: getattr(entry, name) for name in ("resolution", "num_frames", "pixels")}
-            | {"label": str(entry), "place": place.get((entry.resolution, entry.num_frames))}
-            for entry in data.table.entries
-        ],
-        "buckets": [
-            {name: getattr(b, name) for name in ("name", "entry", "ratio", "tokens", "sequence_degree")}
-            | asdict(b.shape)
-            for b in data.table.buckets
-        ],
-    }
 
 
 def _name_left_out(data: RecipeData, world: int) -> dict[str, list[LeftOutClip]]:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from cachetools import TTLCache, cached
 
 from reelworks.annexes.page import file_status, understood
-from reelworks.annexes.page.context import Context
+from reelworks.annexes.page.context import Context, PageContext, PageRun
 from reelworks.annexes.page.event_index import SPARK_STEPS, SPEED_STEPS, EventIndex
 from reelworks.annexes.page.file_status import FileStatus
 from reelworks.annexes.page.jobs import PageJob
@@ -96,7 +96,7 @@ def data(context: Context, run: RunFolder) -> RunData:
     return run_data.of_events(run, index.sessions(), events, [], index.speed(), repeated)
 
 
-def overview(context: Context, key: str, run: RunFolder) -> Json:
+def overview(context: PageContext, key: str, run: PageRun) -> Json:
     """Return everything but curves, coverage and previews."""
     found = data(context, run)
     facts = {
@@ -117,7 +117,7 @@ def overview(context: Context, key: str, run: RunFolder) -> Json:
     return row(context, key, run.path, jobs_of_runs(context)) | dict(results.as_json(facts))
 
 
-def coverage(run: RunFolder) -> list[Json]:
+def coverage(run: PageRun) -> list[Json]:
     """Return the numbers of clips by epoch, from the run's records, newest epoch first."""
     return _coverage(str(run.path), file_status.status(run.events_file))
 
@@ -128,7 +128,7 @@ def _coverage(path: str, _: FileStatus) -> list[Json]:
     return [results.as_json(run_facts.coverage_row(epoch)) for epoch in reversed(epochs)]
 
 
-def previews(context: Context, key: str, run: RunFolder) -> list[Json]:
+def previews(context: PageContext, key: str, run: PageRun) -> list[Json]:
     """Return the previews of each step, oldest first: the prompt of each and the address of its file."""
     folder = run.samples_folder.resolve()
     by_step = {event["step"]: event for event in context.index(run).valid_others() if event.get("kind") == "samples"}
@@ -142,7 +142,7 @@ def previews(context: Context, key: str, run: RunFolder) -> list[Json]:
     return [{"step": step, "by": event.get("by"), "files": files(event)} for step, event in sorted(by_step.items())]
 
 
-def measured(key: str, run: RunFolder) -> Json | None:
+def measured(key: str, run: PageRun) -> Json | None:
     """Return the newest measurements of several checkpoints, with the addresses of their clips; None without any."""
     found = run_facts.measured(run)
     if found is None:

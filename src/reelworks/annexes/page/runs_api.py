@@ -26,6 +26,10 @@ _PING_SECONDS = 15.0
 
 
 routes = APIRouter()
+routes.get("/runs/{key}")(runs.overview)
+routes.get("/runs/{key}/coverage")(runs.coverage)
+routes.get("/runs/{key}/previews")(runs.previews)
+routes.get("/runs/{key}/measured")(runs.measured)
 
 
 @routes.get("/runs")
@@ -35,34 +39,14 @@ def list_runs(context: PageContext) -> list[Json]:
     return sorted(rows, key=lambda row: (row["state"] != "running", -row["changed"]))
 
 
-@routes.get("/runs/{key}")
-def get_run(context: PageContext, key: str, run: PageRun) -> Json:
-    return runs.overview(context, key, run)
-
-
 @routes.get("/runs/{key}/figures")
 def get_figures(context: PageContext, run: PageRun) -> list[Json]:
     return [results.as_json(figure) for figure in plots.all_of(runs.data(context, run))]
 
 
-@routes.get("/runs/{key}/coverage")
-def get_coverage(run: PageRun) -> list[Json]:
-    return runs.coverage(run)
-
-
-@routes.get("/runs/{key}/previews")
-def get_previews(context: PageContext, key: str, run: PageRun) -> list[Json]:
-    return runs.previews(context, key, run)
-
-
 @routes.get("/runs/{key}/samples/{name:path}")
 def get_sample(run: PageRun, name: str) -> FileResponse:
     return _generated(run.samples_folder, name)
-
-
-@routes.get("/runs/{key}/measured")
-def get_measured(key: str, run: PageRun) -> Json | None:
-    return runs.measured(key, run)
 
 
 @routes.get("/runs/{key}/evaluations/{name:path}")
