@@ -15,11 +15,10 @@ import json
 import threading
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +100,7 @@ class EncodedStore:
         self._added = dict[str, StoredEntry]()
         self._pending = dict[str, tuple[Wanted, Tensor]]()
         self._pending_bytes, self._pending_since = 0, 0.0
-        self._maps: OrderedDict[str, NDArray[np.uint8]] = OrderedDict()
+        self._map = lru_cache(_OPEN_SHARDS)(partial(_mapped, path))
 
     @classmethod
     def open(cls, path: str | Path) -> EncodedStore:
@@ -194,7 +193,7 @@ class EncodedStore:
             last = max((int(part.partition("-")[0]) for part in self._parts), default=0)
             name = f"{max(time.time_ns(), last + 1):020d}-{uuid.uuid4().hex[:8]}"
             with files.writing("encode.folder", self.path):
-                files.write_bytes(self._shard_file(name), data)
+                files.write_bytes(_shard_file(self.path, name), data)
                 files.write_bytes(self._index_file(name), _parquet(rows))
             self._parts.add(name)
             self._added.update((row["key"], _entry(row, name)) for row in rows)
@@ -253,13 +252,13 @@ class EncodedStore:
 
     def _replace(self, name: str, keys: set[str]) -> int:
         """Delete a shard but for what stays without these keys, which goes into a new one; return the bytes that became free."""
-        freed = self._shard_file(name).stat().st_size if self._shard_file(name).exists() else 0
+        shard = _shard_file(self.path, name)
+        freed = shard.stat().st_size if shard.exists() else 0
         freed -= self._copy(self._kept(name, keys) or [], name)
         storage.unlink(self._index_file(name))  # first, so that no index ever names a missing shard
-        with self._lock:
-            self._maps.pop(name, None)  # Windows removes no file that is mapped
-        if self._shard_file(name).exists():
-            storage.unlink(self._shard_file(name))
+        self._map.cache_clear()  # Windows removes no file that is mapped
+        if shard.exists():
+            storage.unlink(shard)
         return freed
 
     def _kept(self, name: str, keys: set[str]) -> list[dict[str, Any]] | None:
@@ -280,10 +279,10 @@ class EncodedStore:
         # The name begins with the former one's time: an entry must not become newer than its successor.
         new = f"{name.split('-')[0]}-{uuid.uuid4().hex[:8]}"
         try:
-            files.write_bytes(self._shard_file(new), data)
+            files.write_bytes(_shard_file(self.path, new), data)
             files.write_bytes(self._index_file(new), _parquet(written))
         except OSError as error:
-            self._shard_file(new).unlink(missing_ok=True)
+            _shard_file(self.path, new).unlink(missing_ok=True)
             if error.errno not in files.FULL:
                 raise
             logger.warning(
@@ -330,7 +329,7 @@ class EncodedStore:
 
     def _whole_rows(self, name: str) -> pa.Table:
         """Return the places of the tensors of a shard that is as long as its index says, or of those that it has."""
-        table, shard = _read_index(self._index_file(name), _PLACE), self._shard_file(name)
+        table, shard = _read_index(self._index_file(name), _PLACE), _shard_file(self.path, name)
         size = shard.stat().st_size if shard.exists() else 0
         ends = pc.add(table.column("offset"), table.column("bytes"))
         return table.filter(pc.less_equal(ends, size)).combine_chunks()
@@ -378,28 +377,22 @@ class EncodedStore:
         flat = torch.from_numpy(data) if len(data) else torch.zeros(0, dtype=torch.uint8)
         return flat.view(getattr(torch, entry.dtype)).reshape(entry.shape)
 
-    def _map(self, shard: str) -> NDArray[np.uint8]:
-        with self._lock:
-            if shard in self._maps:
-                self._maps.move_to_end(shard)
-                return self._maps[shard]
-            try:
-                opened = np.memmap(self._shard_file(shard), dtype=np.uint8, mode="r")
-            except (OSError, ValueError) as error:
-                raise DamagedEntry(f"shards/{shard}.safetensors cannot be read ({error})") from error
-            self._maps[shard] = opened
-            while len(self._maps) > _OPEN_SHARDS:
-                self._maps.popitem(last=False)
-            return opened
-
-    def _shard_file(self, name: str) -> Path:
-        return self.path / "shards" / f"{name}.safetensors"
-
     def _index_file(self, name: str) -> Path:
         return self.path / "index" / f"{name}.parquet"
 
     def _index_files(self) -> set[str]:
         return {path.stem for path in (self.path / "index").glob("*.parquet") if not path.name.startswith(".")}
+
+
+def _shard_file(store: Path, name: str) -> Path:
+    return store / "shards" / f"{name}.safetensors"
+
+
+def _mapped(store: Path, shard: str) -> NDArray[np.uint8]:
+    try:
+        return np.memmap(_shard_file(store, shard), dtype=np.uint8, mode="r")
+    except (OSError, ValueError) as error:
+        raise DamagedEntry(f"shards/{shard}.safetensors cannot be read ({error})") from error
 
 
 def _shard(values: Iterable[tuple[Wanted, Tensor]]) -> tuple[list[dict[str, Any]], bytes]:
