@@ -26,26 +26,26 @@ class Part(NamedTuple):
 
 PARTS = {
     # What a loop of one's own needs.
-    "core": Part(("core",), 2_691, 1_600),
-    "data": Part(("data",), 16_139, 12_400),
+    "core": Part(("core",), 2_653, 1_600),
+    "data": Part(("data",), 16_129, 12_400),
     # What a training needs beside it.
-    "models": Part(("models",), 11_069, 8_600),
-    "training": Part(("training",), 12_597, 9_700),
+    "models": Part(("models",), 10_967, 8_600),
+    "training": Part(("training",), 12_585, 9_700),
     "inference": Part(("inference",), 2_679, 2_400),
-    "commands": Part(("commands",), 1_521, 1_200),
+    "commands": Part(("commands",), 1_487, 1_200),
     "reports": Part(("reports",), 1_411, 1_250),
     "quickstart": Part(("quickstart",), 840, 500),
-    "demo and testing": Part(("demo", "testing"), 1_178, 1_100),
+    "demo and testing": Part(("demo", "testing"), 1_105, 1_100),
     # What comes after a training, or stands beside it.
-    "adapter files": Part(("annexes/lora",), 1_946, 1_450),
+    "adapter files": Part(("annexes/lora",), 1_945, 1_450),
     "doctor": Part(("annexes/doctor",), 206, 170),
-    "captions": Part(("annexes/captions",), 1_698, 1_350),
+    "captions": Part(("annexes/captions",), 1_675, 1_350),
     "cluster": Part(("annexes/cluster",), 163, 160),
-    "quality": Part(("annexes/quality",), 2_120, 1_950),
+    "quality": Part(("annexes/quality",), 2_115, 1_950),
     "learning": Part(("annexes/learning",), 870, 700),
-    "hub": Part(("annexes/hub",), 657, 580),
-    "imports": Part(("annexes/imports",), 6_504, 4_850),
-    "page": Part(("annexes/page",), 2_948, 2_700),
+    "hub": Part(("annexes/hub",), 655, 580),
+    "imports": Part(("annexes/imports",), 6_456, 4_850),
+    "page": Part(("annexes/page",), 2_938, 2_700),
 }
 
 
