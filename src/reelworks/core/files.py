@@ -26,6 +26,11 @@ def state(path: Path) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns]
 
 
+# What a writer that holds nothing, such as an encoder of videos, may take until it changes its file again.
+UNHELD_SECONDS = 3600.0
+_TEMPORARY = f".*.{'[0-9a-f]' * 8}.tmp"
+
+
 def temporary_name(path: Path) -> Path:
     """Return a new place beside `path` for what will replace it; `sweep` knows it."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
@@ -43,15 +48,25 @@ def sweep(path: Path, fresh_seconds: float = 30.0) -> None:
     They are those of `temporary_name`, unless somebody holds them; by default those are fresh that a writer may not hold
     yet. Without locks, nobody knows what is left.
     """
-    places = path.parent.glob(f".*.{'[0-9a-f]' * 8}.tmp")
-    for left in (place for place in places if Path(Path(place.stem).stem).suffix == path.suffix):
-        with suppress(OSError):  # somebody holds it, or was faster
-            inside = [left, *left.rglob("*")]
-            for one in filter(Path.is_file, inside):
-                with one.open("rb") as file:
-                    system.lock(file.fileno())
-            if time.time() - max(one.stat().st_mtime for one in inside) > fresh_seconds:
-                storage.rmtree(left)
+    for left in path.parent.glob(_TEMPORARY):
+        if Path(Path(left.stem).stem).suffix == path.suffix:
+            _remove_left(left, fresh_seconds)
+
+
+def sweep_below(folder: Path) -> None:
+    """Remove what killed processes have left anywhere below a folder."""
+    for left in [*folder.rglob(_TEMPORARY)]:
+        _remove_left(left, UNHELD_SECONDS)
+
+
+def _remove_left(left: Path, fresh_seconds: float) -> None:
+    with suppress(OSError):  # somebody holds it, or was faster
+        inside = [left, *left.rglob("*")]
+        for one in filter(Path.is_file, inside):
+            with one.open("rb") as file:
+                system.lock(file.fileno())
+        if time.time() - max(one.stat().st_mtime for one in inside) > fresh_seconds:
+            storage.rmtree(left)
 
 
 @contextmanager

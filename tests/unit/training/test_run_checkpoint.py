@@ -213,16 +213,18 @@ def test_a_run_whose_checkpoints_are_not_there_does_not_begin_anew_unasked(
     assert resume.pick(folder, one.made, "auto", ALONE).step is None
 
 
-def test_what_a_killed_training_left_of_previews_goes_with_the_next_start(begun: Any) -> None:
+def test_what_killed_processes_left_in_a_run_goes_with_the_next_start(begun: Any) -> None:
     one = begun()
-    folder = one.run.folder.samples_folder / "step-000000002"
-    folder.mkdir(parents=True)
-    left = [files.temporary_name(folder / name) for name in ("00.png", "01.png", "02.mp4")]
-    for file in (*left, folder / "00.png"):
+    run = one.run.folder
+    left = [files.temporary_name(run.path / place) for place in ("a/00.png", "a/b/02.mp4", "outcome.json")]
+    kept = [files.temporary_name(run.path / "a" / "03.mp4"), run.path / "a" / "00.png"]
+    for file in (*left, *kept):
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
-    os.utime(left[0], (0, 0))
-    resume.pick(one.run.folder, one.made, "auto", ALONE)
-    assert [path.name for path in folder.iterdir()] == ["00.png"]
+    for file in (*left, kept[1]):
+        os.utime(file, (0, 0))
+    resume.pick(run, one.made, "auto", ALONE)
+    assert [file.exists() for file in (*left, *kept)] == [False] * 3 + [True] * 2
 
 
 LOSSES = [0.5, 0.5, math.nan, 0.4, 0.45, 0.4]

@@ -45,7 +45,6 @@ _COLOURS = dict.fromkeys(("colorspace", "color_primaries", "color_trc", "color_r
 _AUDIO = {".mp4": ("aac", "fltp"), ".webm": ("libopus", "s16")}  # codecs, and the samples that they take
 _PLAYED_RATES = range(8_000, 48_001)  # others of a codec are not known to all players
 _IMAGE = ".png"
-_LONGEST_SECONDS = 3600.0  # that an encoder writes nothing to a file, which nobody holds
 
 _GAP_PX, _CAPTION_PX, _FONT_PX = 12, 24, 14
 _PAPER, _INK = (250, 250, 248), (60, 60, 58)
@@ -148,7 +147,7 @@ def require_places(paths: Sequence[Path]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp").close()
     for path in {(path.parent, path.suffix): path for path in paths}.values():
-        files.sweep(path, _LONGEST_SECONDS)
+        files.sweep(path, files.UNHELD_SECONDS)
 
 
 def write(path: Path, frames_THWC: Frames, fps: float, sound: Sound | None = None) -> None:

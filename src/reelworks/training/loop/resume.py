@@ -349,11 +349,7 @@ def require_settings(folder: RunFolder, step: int, stage: Stage) -> None:
 def _choose_step(folder: RunFolder, resume: str) -> int | None:
     store = CheckpointFolder(folder.checkpoints_folder)
     store.sweep()  # remove unfinished saves of killed processes
-    for step in folder.samples_folder.glob(
-        "step-*"
-    ):  # and unfinished previews, which only a training of the run writes
-        for name in ("00.png", "00.mp4"):
-            files.sweep(step / name, 0.0)
+    files.sweep_below(folder.path)  # and all else that they did not finish
     if resume == "never":
         if store.steps():
             raise UserError(
