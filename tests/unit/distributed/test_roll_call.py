@@ -11,6 +11,7 @@ from pathlib import Path
 
 import children
 import pytest
+import torch
 import torch.distributed as dist
 from refused import refused
 from torch.distributed import TCPStore
@@ -134,6 +135,23 @@ def test_a_number_of_ranks_without_an_address_is_told(monkeypatch: pytest.Monkey
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     with refused("launcher-variable-missing", "WORLD_SIZE", says="RANK, MASTER_ADDR, MASTER_PORT"), mesh.join():
+        pass
+
+
+@pytest.mark.parametrize("told", [{"LOCAL_WORLD_SIZE": "4"}, {"LOCAL_RANK": "2"}])
+def test_more_ranks_than_gpus_on_a_machine_are_refused_by_all_of_them(
+    monkeypatch: pytest.MonkeyPatch, told: dict[str, str]
+) -> None:
+    """Also by those that have one, such as rank 0, which speaks for all."""
+    monkeypatch.delenv("REELWORKS_DEVICE", raising=False)
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with (
+        refused("ranks-without-gpu", "LOCAL_WORLD_SIZE", says="than GPUs that each sees, 2.*--gpus-per-task"),
+        mesh.join(),
+    ):
         pass
 
 

@@ -169,6 +169,7 @@ def join(
     local_size = launcher.number("LOCAL_WORLD_SIZE")
     device = machine.default_device(local_rank)
     if device.type == "cuda":
+        _require_gpus(max(local_size, local_rank + 1), torch.cuda.device_count())
         torch.cuda.set_device(device)
     if size > 1 and machine.is_apple(device):
         raise UserError(
@@ -219,6 +220,18 @@ def join(
         with _formed(), collectives.patience():
             sequences = _sequence_groups(rank, size, limits, timeout)
             yield World(rank, size, device, offload, local_size, watch, sequences)
+
+
+def _require_gpus(processes: int, gpus: int) -> None:
+    """Refuse more processes on a machine than GPUs that each sees, on all of them alike, so that one tells it."""
+    if processes > gpus:
+        raise UserError(
+            f"this machine has more processes than GPUs that each sees, {gpus}",
+            code="ranks-without-gpu",
+            field="LOCAL_WORLD_SIZE",
+            value=processes,
+            remedy=f"start at most {gpus} on it, or let each see all its GPUs, as Slurm does without --gpus-per-task and --gpu-bind",
+        )
 
 
 def _sequence_groups(rank: int, size: int, config: ParallelConfig, timeout: timedelta) -> dict[int, SequenceGroup]:
