@@ -173,7 +173,11 @@ def name_opensora_configs(reader: Reader) -> None:
 
 
 @of("docs/how-to/train-in-stages.md")
-def train_in_stages(reader: Reader, _: Shared) -> None:
+def train_in_stages(reader: Reader, shared: Shared) -> None:
+    shared.footage(reader)
+    reader.writes("page.toml", reader.block("version = 1"))
+    assert "sharpness > 0.4 leaves out" in reader.types("reelworks plan page.toml")
+    shutil.rmtree(reader.folder / "footage")
     name_opensora_configs(reader)
     small_clips(reader, "footage")
     first, second = {"name": "pictures", "steps": 3}, {"name": "clips", "epochs": 1, "train": {"learning_rate": 5e-4}}
