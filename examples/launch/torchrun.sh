@@ -4,7 +4,8 @@
 #   HEAD=node-0.example:29400 ./torchrun.sh recipe.toml
 #
 # NNODES may be a range such as 1:4. Training then goes on when machines are lost or join, from the last checkpoint.
-# The machine of HEAD must stay.
+# The machine of HEAD must stay, and train.micro_batches_per_step of the recipe must be a multiple of the GPUs of all
+# machines: a step of a run that began on one has no work for others.
 set -euo pipefail
 
 # Without it, machines that join later are not told where rank 0 is (torch 2.13).

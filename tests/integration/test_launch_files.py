@@ -132,6 +132,13 @@ def test_documents_are_of_their_kind(name: str) -> None:
     assert {"torchrun", "reelworks", "train"} <= set(texts(document))
 
 
+def test_an_elastic_job_has_work_for_all_machines_that_may_join() -> None:
+    job = yaml.safe_load((FOLDER / "kubernetes-pytorchjob.yaml").read_text(encoding="utf-8"))["spec"]
+    worker = job["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    gpus = job["elasticPolicy"]["maxReplicas"] * worker["resources"]["limits"]["nvidia.com/gpu"]
+    assert f"--set=train.micro_batches_per_step={gpus}" in worker["command"]
+
+
 def test_the_task_of_skypilot_holds_scripts_that_a_shell_reads() -> None:
     task = yaml.safe_load((FOLDER / "skypilot.yaml").read_text(encoding="utf-8"))
     for key in ("setup", "run"):

@@ -33,6 +33,11 @@ def number(name: str) -> int:
     return value
 
 
+def may_add_ranks() -> bool:
+    """Return whether torchrun starts all processes again where machines are lost or join, perhaps more of them."""
+    return os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+
+
 def place() -> tuple[int, int]:
     """Return the rank of this process and the number of ranks, by RANK and WORLD_SIZE.
 

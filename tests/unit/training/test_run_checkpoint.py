@@ -125,6 +125,29 @@ def test_a_start_from_the_lora_of_another_base_is_warned_of(
     assert [str(file) in text and "there" in text for text in warned] == [True] * (theirs == "b")
 
 
+@pytest.mark.parametrize(("restarts", "micro_batches"), [("100", None), ("100", 4), ("0", None), (None, None)])
+def test_a_start_that_more_ranks_may_join_says_how_many_have_work(
+    begun: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    restarts: str | None,
+    micro_batches: int | None,
+) -> None:
+    """Those that have no work end a training, however long it has gone on."""
+    if restarts is not None:
+        monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarts)
+    one = begun()
+    made = prepare_files.recipe(tmp_path, train={"max_steps": 1, "micro_batches_per_step": micro_batches})
+    spec = open_run.plan_spec(one.data, one.run)
+    started: Any = SimpleNamespace(
+        data=replace(one.data, recipe=made), request=SimpleNamespace(load=None), spec=spec, run=one.run
+    )
+    resume._start_fresh(started, one.model)
+    is_told = restarts == "100" and micro_batches is None
+    assert ("has 1 micro-batch from now on" in caplog.text) == is_told
+
+
 @pytest.mark.parametrize("source", ["file", "run", "run of schedule-free AdamW", "run, with its optimizer"])
 def test_weights_that_are_loaded_alone_begin_a_new_average(begun: Any, tmp_path: Path, source: str) -> None:
     """They are the average of a run whose optimizer had it; with the optimizer comes the average that there was."""

@@ -221,6 +221,12 @@ def _start_fresh(started: StartedStage, model: TrainedModel) -> DataPosition:
     logger.info("starting fresh")
     log_empty(empty)
     recipe, average_steps = data.recipe, 0
+    if launcher.may_add_ranks() and recipe.train.micro_batches_per_step is None:
+        most = units.plural(started.spec.micro_batches_per_step, "micro-batch")
+        logger.warning(
+            f"a step of this run has {most} from now on, and training ends where machines join with more ranks than have one: "
+            "set train.micro_batches_per_step to a multiple of the most GPUs that there may be"
+        )
     if request.load is not None:
         average_steps = init_from.load_run(
             request.load, model, started.run.world, recipe, weights_only=request.weights_only

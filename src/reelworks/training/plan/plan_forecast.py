@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.core import blocks, results
+from reelworks.core import blocks, results, units
 from reelworks.core.errors import UserError
 from reelworks.core.gpus import Gpu
 from reelworks.data.buckets.assign import Reason
@@ -196,11 +196,11 @@ def step_shape(recipe: Recipe, world: int, begun: int | None = None) -> tuple[in
     width = train.same_bucket_run or min(begun, steps)
     if steps < world:
         raise UserError(
-            f"a step has {steps} micro-batches, so some of {world} ranks would have nothing to do",
+            f"a step has {units.plural(steps, 'micro-batch')}, so some of {world} ranks would have nothing to do",
             code="too-many-ranks",
             field="train.micro_batches_per_step",
             value=steps,
-            remedy=f"use at most {steps} ranks, or raise it (the rest of the epoch is then planned anew)",
+            remedy=f"use at most {units.plural(steps, 'rank')}, or raise it (the rest of the epoch is then planned anew)",
         )
     if steps > _MOST_MICRO_BATCHES:
         raise UserError(
