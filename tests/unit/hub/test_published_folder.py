@@ -593,7 +593,7 @@ def test_without_a_connection_it_is_told(run, hub, monkeypatch):
 
 
 def test_a_licence_that_the_hub_does_not_know_is_told_in_its_words(run, hub):
-    with refused("hub-failed", "to", says="is required"):
+    with refused("hub-failed", "to", says="is required.*correct what it names"):
         do(run, license="other")
     assert hub.uploads.commits == []
 

@@ -244,10 +244,13 @@ def _answered(status: int, said: str) -> UserError:
         return UserError(
             f"the repository changed meanwhile{answer}", code="repository-changed", remedy="give the same command again"
         )
+    may_pass = status >= 500 or status in (408, 429)
     return UserError(
         f"the hub answers with error {status}{answer}",
         code="hub-failed",
-        remedy="give the same command again later: what has arrived is not sent twice",
+        remedy="give the same command again later: what has arrived is not sent twice"
+        if may_pass
+        else "correct what it names",
     )
 
 
