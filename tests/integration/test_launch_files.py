@@ -69,8 +69,9 @@ def test_slurm_gives_each_rank_its_cores_and_its_place_and_queues_one_again_that
     """Slurm names the cores of a task only where they are asked for, and not where they come with the GPUs."""
     programs = {
         "srun": SRUN,
-        "scontrol": '#!/usr/bin/env bash\necho node-0\necho "$1" >>asked\n',
-        "reelworks": f'#!/usr/bin/env bash\necho "$RANK $LOCAL_RANK $WORLD_SIZE $CORES $#" >>ranks\nexit {code}\n',
+        # As of a job of many nodes: whoever stops to read after the first would end it.
+        "scontrol": '#!/usr/bin/env bash\necho "$1" >>asked\nseq -f node-%g 0 99999\n',
+        "reelworks": f'#!/usr/bin/env bash\necho "$RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR $CORES $#" >>ranks\nexit {code}\n',
     }
     for name, text in programs.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
@@ -85,7 +86,7 @@ def test_slurm_gives_each_rank_its_cores_and_its_place_and_queues_one_again_that
     assert done.returncode == code
     ranks = (tmp_path / "ranks").read_text(encoding="utf-8").splitlines()
     world = job["NTASKS"]
-    assert ranks == [f"{rank} {rank % tasks} {world} {cores if given else 1} 2" for rank in range(int(world))]
+    assert ranks == [f"{rank} {rank % tasks} {world} node-0 {cores if given else 1} 2" for rank in range(int(world))]
     assert ("requeue" in (tmp_path / "asked").read_text(encoding="utf-8")) == (code == 75)
 
 
