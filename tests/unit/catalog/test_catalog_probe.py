@@ -164,8 +164,9 @@ def test_a_playlist_in_disguise_opens_nothing(clips: Path, tmp_path: Path) -> No
 def test_unknown_extension_and_missing_file(tmp_path: Path) -> None:
     with pytest.raises(probe.ProbeError, match=r"not a video or picture: \.xyz"):
         probe.probe(tmp_path / "a.xyz")
-    with pytest.raises(probe.ProbeError, match="No such file"):
-        probe.probe(tmp_path / "a.png")
+    for name in ("a.png", "a.mp4", "a.wav"):
+        with pytest.raises(probe.ProbeError, match=r"^No such file"):
+            probe.probe(tmp_path / name)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

@@ -155,7 +155,8 @@ def probe(path: MediaPath) -> Probe:
         if storages.is_of_storage(error):
             raise
         text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise ProbeError(f"damaged: {text}") from error
+        is_of_path = isinstance(error, FileNotFoundError | PermissionError)
+        raise ProbeError(text if is_of_path else f"damaged: {text}") from error
 
 
 def _video(path: MediaPath) -> Probe:

@@ -301,6 +301,8 @@ def _opening(path: Path, option: str, shape: Shape) -> Iterator[None]:
         yield
     except (OSError, ProbeError, MediaError) as error:
         remedy = "name a picture" + (", or a longer clip" if shape.num_frames > 1 else "")
+        if not path.is_file():
+            remedy = "name a file that is there"
         problem, value = str(error), str(path)
         raise UserError(problem, code="condition-unreadable", field=option, value=value, remedy=remedy) from error
 
