@@ -45,6 +45,11 @@ def existing(name: str | Path) -> Path | None:
     return None
 
 
+def why(error: Exception) -> str:
+    """Return why a file that a message names cannot be read, in the system's words, or is not understood."""
+    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+
+
 def _require_regular(path: Path | str, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         known = ((number, name) for is_kind, number, name in _KINDS if is_kind(status.st_mode))

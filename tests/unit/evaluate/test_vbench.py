@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,20 @@ def test_prompts_of_a_windows_machine_are_the_same(tmp_path: Path) -> None:
     (tmp_path / "A.JSON").write_text('[{"prompt_en": 5}]', encoding="utf-8")
     with refused("prompts-unreadable", "--prompt-file"):
         vbench_files.prompts(tmp_path / "A.JSON", "--prompt-file")
+
+
+@pytest.mark.parametrize(
+    ("read", "code"),
+    [
+        (lambda path: vbench_files.prompts(path, "--prompt-file"), "prompts-unreadable"),
+        (vbench.results, "vbench-unreadable"),
+    ],
+)
+def test_a_file_that_is_not_there_is_told_in_the_words_of_the_system(
+    read: Callable[[Path], object], code: str, tmp_path: Path
+) -> None:
+    with refused(code, says=r"\(No such file or directory\)"):
+        read(tmp_path / "a.json")
 
 
 @pytest.mark.parametrize("letter", ["x", "é"])

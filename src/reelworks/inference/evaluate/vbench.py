@@ -20,7 +20,7 @@ def results(path: Path) -> list[MetricResult]:
         return [_dimension(name, *result[:2]) for name, result in user_files.read_json(path).items()]
     except (OSError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
         raise UserError(
-            f"this is no result of VBench ({type(error).__name__}: {error})",
+            f"this is no result of VBench ({user_files.why(error)})",
             code="vbench-unreadable",
             field="--vbench",
             value=str(path),

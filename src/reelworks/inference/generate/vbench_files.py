@@ -25,7 +25,7 @@ def prompts(path: Path, option: str) -> list[str]:
         unique = list(dict.fromkeys(prompt.strip() for prompt in found if prompt.strip()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"the prompts cannot be read ({type(error).__name__}: {error})",
+            f"the prompts cannot be read ({user_files.why(error)})",
             code="prompts-unreadable",
             field=option,
             value=str(path),
