@@ -15,6 +15,9 @@ export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 # all steps since the last save would be lost. As its option --signals-to-handle.
 export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2,SIGXCPU
 
+# Seconds from such a signal to a kill, for two steps and a save. Without it, and in older versions of torch, they are 30.
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-280}"
+
 exec torchrun \
     --nnodes "${NNODES:-1:4}" \
     --nproc-per-node "${GPUS:-gpu}" \

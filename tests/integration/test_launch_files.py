@@ -133,6 +133,21 @@ def test_documents_are_of_their_kind(name: str) -> None:
     assert {"torchrun", "reelworks", "train"} <= set(texts(document))
 
 
+def tables(value: Any) -> list[dict[str, Any]]:
+    """Return all dicts in nested lists and dicts."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [value] * isinstance(value, dict) + [one for each in inner for one in tables(each)]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_pod_is_left_the_time_for_a_save(name: str) -> None:
+    """torchrun would end a training 30 seconds after a signal, whatever time Kubernetes leaves the pod."""
+    found = tables(yaml.safe_load((FOLDER / name).read_text(encoding="utf-8")))
+    (grace,) = [one["terminationGracePeriodSeconds"] for one in found if "terminationGracePeriodSeconds" in one]
+    (left,) = [int(one["value"]) for one in found if one.get("name") == "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]
+    assert 30 < left < grace
+
+
 def test_an_elastic_job_has_work_for_all_machines_that_may_join() -> None:
     job = yaml.safe_load((FOLDER / "kubernetes-pytorchjob.yaml").read_text(encoding="utf-8"))["spec"]
     worker = job["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
