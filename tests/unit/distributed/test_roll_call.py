@@ -138,6 +138,14 @@ def test_a_number_of_ranks_without_an_address_is_told(monkeypatch: pytest.Monkey
         pass
 
 
+def test_a_rank_of_no_number_of_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would train alone, and say nothing, as ranks but the first do."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with refused("launcher-variable-invalid", "RANK", says="not below WORLD_SIZE, 1"), mesh.join():
+        pass
+
+
 @pytest.mark.parametrize("told", [{"LOCAL_WORLD_SIZE": "4"}, {"LOCAL_RANK": "2"}])
 def test_more_ranks_than_gpus_on_a_machine_are_refused_by_all_of_them(
     monkeypatch: pytest.MonkeyPatch, told: dict[str, str]

@@ -164,7 +164,7 @@ def join(
         UserError: On every rank, if a rank does not arrive, has other facts, or is in a process group already.
     """
     limits = parallel or ParallelConfig()
-    size = launcher.number("WORLD_SIZE")
+    rank, size = launcher.place()
     local_rank = launcher.number("LOCAL_RANK")
     local_size = launcher.number("LOCAL_WORLD_SIZE")
     device = machine.default_device(local_rank)
@@ -209,7 +209,6 @@ def join(
             value=size,
             remedy="start with `reelworks train --nproc-per-node N`, with torchrun, or as in examples/launch; or unset WORLD_SIZE",
         )
-    rank, size = launcher.place()
     store = roll_call.hold(rank, size, facts(), limits.join_seconds)
     with Watch(PrefixStore("watch", roll_call.another_connection(store)), rank, size, limits) as watch:
         # Later than the watch, which names the rank that is late.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -193,7 +194,7 @@ def step_shape(recipe: Recipe, world: int, begun: int | None = None) -> tuple[in
     """Return the micro-batches per step and the `same_bucket_run` of a run on `world` ranks that began with `begun`, or as many."""
     train, begun = recipe.train, begun or world
     steps = train.micro_batches_per_step or begun * train.gradient_accumulation_steps
-    width = train.same_bucket_run or min(begun, steps)
+    width = train.same_bucket_run or math.gcd(begun, steps)
     if steps < world:
         raise UserError(
             f"a step has {units.plural(steps, 'micro-batch')}, so some of {world} ranks would have nothing to do",
