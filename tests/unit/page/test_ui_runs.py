@@ -255,10 +255,9 @@ def test_of_runs_that_nobody_opened_only_what_the_list_shows_is_kept(tmp_path):
     for name in "ab":
         fabricate.make(tmp_path / name, steps=200)
     with page(tmp_path) as client:
-        indices = client.app.state.context._indices
 
         def rest():
-            return {path.name: index.rests for path, index in indices.items()}
+            return {path.name: index.rests for path, index in client.app.state.context._indices.items()}
 
         listed = {run["name"]: run for run in client.get("/api/runs").json()}
         until = time.monotonic() + 30
