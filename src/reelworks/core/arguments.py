@@ -183,9 +183,8 @@ def _read_device(value: Any) -> Any:
 
 DEVICE = Kind("a device of torch that this machine has", _read_device)
 PATH = Kind("a path that this system can have", lambda value: Path(_read_file(value)))
-FILE = Kind(
-    "a path that this system can have", _read_file
-)  # as a text, which may be an address: a Path would have one slash of its two
+# As a text, which may be an address: a Path would have one slash of its two.
+FILE = Kind("a path that this system can have", _read_file)
 FLAG = one_of(True, False)
 TEXT = that("a text that is not empty", lambda value: isinstance(value, str) and value)
 FUNCTION = that("a function", callable)

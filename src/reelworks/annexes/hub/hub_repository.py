@@ -244,14 +244,10 @@ def _answered(status: int, said: str) -> UserError:
         return UserError(
             f"the repository changed meanwhile{answer}", code="repository-changed", remedy="give the same command again"
         )
-    may_pass = status >= 500 or status in (408, 429)
-    return UserError(
-        f"the hub answers with error {status}{answer}",
-        code="hub-failed",
-        remedy="give the same command again later: what has arrived is not sent twice"
-        if may_pass
-        else "correct what it names",
-    )
+    remedy = "correct what it names"
+    if status >= 500 or status in (408, 429):
+        remedy = "give the same command again later: what has arrived is not sent twice"
+    return UserError(f"the hub answers with error {status}{answer}", code="hub-failed", remedy=remedy)
 
 
 def _answer(error: BaseException | None) -> tuple[int, str] | None:

@@ -175,9 +175,7 @@ def check_attention(step: Callable[[], object], *, device: torch.device | str | 
     chosen = recorder.device if device is None else torch.device(device)
     if chosen.type == "meta":
         raise UserError(
-            "the pass was on the meta device, where nothing is computed"
-            if device is None
-            else "nothing is computed on it",
+            "nothing is computed on the meta device",
             code="attention-on-meta",
             field="device",
             value=str(chosen),

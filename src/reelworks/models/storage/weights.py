@@ -268,9 +268,8 @@ def _read_file(path: Path) -> dict[str, Tensor]:
     with _reading(path) as begins:
         if begins.startswith(b"GGUF"):
             return gguf_files.read(path)
-        if (
-            hub.is_file_of(path, hub.PICKLED) and begins[8:9] != b"{"
-        ):  # with which the header of a .safetensors file begins
+        # The header of a .safetensors file begins with a brace.
+        if hub.is_file_of(path, hub.PICKLED) and begins[8:9] != b"{":
             state = _unpickle(path, mapped=begins.startswith(b"PK"))
         else:
             description = _require_whole(path)
