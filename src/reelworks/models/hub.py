@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,12 +57,14 @@ def name_for_others(source: str) -> str:
     return source if is_id(source) and not place.exists() else place.name
 
 
-def pretrained_arguments(source: str) -> tuple[str, dict[str, str]]:
-    """Return what `from_pretrained` of transformers and diffusers gets for a source: its name, and its revision if any."""
+def pretrained(load: Callable[..., Any], source: str, **options: Any) -> Any:
+    """Return what `load`, a `from_pretrained` of transformers or diffusers, makes of a folder or of a hub id's revision."""
     found, place = parse(source), Path(source).expanduser()
     if place.exists():
-        return str(place), {}
-    return (source, {}) if found is None or found.revision is None else (found.repository, {"revision": found.revision})
+        return load(str(place), **options)
+    if found is None or found.revision is None:
+        return load(source, **options)
+    return load(found.repository, revision=found.revision, **options)
 
 
 def download(hub_id: str, patterns: Sequence[str], without: Sequence[str] | None = None) -> Path:

@@ -64,14 +64,12 @@ class VisionEncoder:
 def _load(name: str, source: str, folder: str, **options: Any) -> Any:
     field = "model.image_encoder"
     require_there(source, field)
-    kind = getattr(optional_imports.transformers(), name)
-    name_there, revision = hub.pretrained_arguments(source)
-    options |= revision
+    load = getattr(optional_imports.transformers(), name).from_pretrained
     try:
         try:
-            return kind.from_pretrained(name_there, subfolder=folder, **options)
+            return hub.pretrained(load, source, subfolder=folder, **options)
         except OSError:  # not a pipeline's folder
-            return kind.from_pretrained(name_there, **options)
+            return hub.pretrained(load, source, **options)
     except Exception as error:  # damaged files raise errors of any kind
         raise UserError(
             f"no {name} can be loaded ({str(error).partition(chr(10))[0]})",

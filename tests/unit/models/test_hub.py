@@ -60,8 +60,12 @@ def test_a_revision_is_a_name_or_a_commit(served, tmp_path, revision):
     assert hub.pin_commit(asked, place) == f"owner/name@{commit}"
     assert hub.strip_revision(asked) == "owner/name"
     name, _, kept = asked.partition("@")
-    assert hub.pretrained_arguments(asked) == (name, {"revision": kept})
-    assert hub.pretrained_arguments("owner/name") == ("owner/name", {})
+    assert hub.pretrained(_given, asked, subfolder="vae") == (name, {"revision": kept, "subfolder": "vae"})
+    assert hub.pretrained(_given, "owner/name") == ("owner/name", {})
+
+
+def _given(name, **options):
+    return name, options
 
 
 def test_a_folder_with_the_name_of_a_revision_is_a_folder(tmp_path, monkeypatch):
@@ -70,7 +74,7 @@ def test_a_folder_with_the_name_of_a_revision_is_a_folder(tmp_path, monkeypatch)
     folder.mkdir(parents=True)
     source = "owner/name@v1"
     assert weights.require_there(source, "model.weights").resolve() == folder
-    assert (hub.pretrained_arguments(source), hub.strip_revision(source)) == ((source, {}), source)
+    assert (hub.pretrained(_given, source), hub.strip_revision(source)) == ((source, {}), source)
     assert hub.pin_commit(source, folder) is None
 
 

@@ -228,8 +228,7 @@ def _published_scheduler(source: str | None) -> Any:
     # Any scheduler class reads the config; the file names the right one.
     any_class = optional_imports.from_diffusers("FlowMatchEulerDiscreteScheduler")
     with suppress(OSError, ValueError):
-        name, revision = hub.pretrained_arguments(source)
-        return any_class.load_config(name, **revision, subfolder="scheduler")
+        return hub.pretrained(any_class.load_config, source, subfolder="scheduler")
     return None  # the weights come without a scheduler
 
 

@@ -133,11 +133,10 @@ def _without_others(known: PublishedText, source: str, dtype: torch.dtype, witho
     if known.asks_autoencoder is not None:  # the pipeline's constructor reads its sizes
         with torch.device("meta"):
             parts["vae"] = optional_imports.from_diffusers(known.asks_autoencoder)()
-    name, revision = hub.pretrained_arguments(source)
     if known.plain_tokenizer:
         words = optional_imports.transformers().AutoTokenizer
-        parts["tokenizer"] = words.from_pretrained(name, **revision, subfolder="tokenizer")
-    pipeline = kind.from_pretrained(name, **revision, dtype=dtype, **parts)
+        parts["tokenizer"] = hub.pretrained(words.from_pretrained, source, subfolder="tokenizer")
+    pipeline = hub.pretrained(kind.from_pretrained, source, dtype=dtype, **parts)
     pipeline.register_modules(**dict.fromkeys(unused))
     return pipeline
 
@@ -181,9 +180,8 @@ class T5TextEncoder:
 def _load_t5(source: str) -> tuple[Any, Any]:
     transformers = optional_imports.transformers()
     try:
-        name, revision = hub.pretrained_arguments(source)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **revision)
-        model = transformers.T5EncoderModel.from_pretrained(name, **revision, dtype=_STORAGE)
+        tokenizer = hub.pretrained(transformers.AutoTokenizer.from_pretrained, source)
+        model = hub.pretrained(transformers.T5EncoderModel.from_pretrained, source, dtype=_STORAGE)
     except Exception as error:  # damaged files raise errors of any kind
         raise UserError(
             f"no T5 with its tokenizer can be loaded ({str(error).partition(chr(10))[0]})",
@@ -219,8 +217,7 @@ def _find(source: str, part: str) -> TextNetwork | None:
     """Return kind and vocabulary of a text network, or None if no config can be read."""
     try:
         read = optional_imports.transformers().AutoConfig.from_pretrained
-        name, revision = hub.pretrained_arguments(source)
-        config = read(name, **revision, subfolder=part).get_text_config()
+        config = hub.pretrained(read, source, subfolder=part).get_text_config()
         return TextNetwork(part, config.model_type, config.vocab_size)
     except Exception:  # damaged files raise errors of any kind; the loader reports them
         return None

@@ -30,7 +30,6 @@ class TextParts:
 def load_qwen3_vl(source: str, dtype: torch.dtype, tokenizer: str = "tokenizer") -> TextParts:
     """Load a Qwen3-VL and its tokenizer, whose folder may have another name."""
     library = optional_imports.transformers()
-    name, options = hub.pretrained_arguments(source)
     kind = library.Qwen3VLForConditionalGeneration
-    encoder = kind.from_pretrained(name, **options, subfolder="text_encoder", dtype=dtype)
-    return TextParts(encoder, library.AutoTokenizer.from_pretrained(name, **options, subfolder=tokenizer))
+    encoder = hub.pretrained(kind.from_pretrained, source, subfolder="text_encoder", dtype=dtype)
+    return TextParts(encoder, hub.pretrained(library.AutoTokenizer.from_pretrained, source, subfolder=tokenizer))

@@ -69,14 +69,13 @@ def encode_text(parts: TextParts, captions: Sequence[str], length: int, _picture
 def load_text_parts(source: str, dtype: torch.dtype) -> TextParts:
     """Load the text encoder, the conditioner and both tokenizers from their folders."""
     library = optional_imports.transformers()
-    name, options = hub.pretrained_arguments(source)
     conditioner: Any = optional_imports.from_diffusers("AnimaTextConditioner")
-    words = library.AutoTokenizer.from_pretrained
+    model, words, more = (each.from_pretrained for each in (library.Qwen3Model, library.AutoTokenizer, conditioner))
     return TextParts(
-        library.Qwen3Model.from_pretrained(name, **options, subfolder="text_encoder", dtype=dtype),
-        words(name, **options, subfolder="tokenizer"),
-        t5_tokenizer=words(name, **options, subfolder="t5_tokenizer"),
-        text_conditioner=conditioner.from_pretrained(name, **options, subfolder="text_conditioner", torch_dtype=dtype),
+        hub.pretrained(model, source, subfolder="text_encoder", dtype=dtype),
+        hub.pretrained(words, source, subfolder="tokenizer"),
+        t5_tokenizer=hub.pretrained(words, source, subfolder="t5_tokenizer"),
+        text_conditioner=hub.pretrained(more, source, subfolder="text_conditioner", torch_dtype=dtype),
     )
 
 

@@ -99,14 +99,13 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
 
 def load_text_parts(source: str, dtype: torch.dtype) -> Any:
     """Load a pipeline with text encoders alone; the fourth one comes from its own publisher if the source has none."""
-    name, revision = hub.pretrained_arguments(source)
     others: dict[str, Any] = dict.fromkeys(("vae", "transformer", "scheduler"))
-    if not Path(name, "text_encoder_4").is_dir():
+    if not Path(source, "text_encoder_4").expanduser().is_dir():
         library = optional_imports.transformers()
         others["tokenizer_4"] = library.AutoTokenizer.from_pretrained(_LLAMA)
         others["text_encoder_4"] = library.LlamaForCausalLM.from_pretrained(_LLAMA, dtype=dtype)
     kind = optional_imports.from_diffusers("HiDreamImagePipeline")
-    return kind.from_pretrained(name, **revision, dtype=dtype, **others)
+    return hub.pretrained(kind.from_pretrained, source, dtype=dtype, **others)
 
 
 NETWORK = DiffusersNetwork(

@@ -171,9 +171,8 @@ class SeenPictures:
 
 def load(_tokenizer: Any, source: str) -> SeenPictures:
     """Load the settings of the release's processors from their folder in a pipeline."""
-    name, options = hub.pretrained_arguments(source)
     prepare = optional_imports.transformers().Qwen2VLImageProcessorPil
     videos: Any = importlib.import_module("transformers.video_processing_utils").VideoProcessorMixin
-    of_clips, _ = videos.get_video_processor_dict(name, **options, subfolder="processor")
+    of_clips, _ = hub.pretrained(videos.get_video_processor_dict, source, subfolder="processor")
     limits = of_clips["size"]["shortest_edge"], of_clips["size"]["longest_edge"]
-    return SeenPictures(prepare.from_pretrained(name, **options, subfolder="processor"), limits)
+    return SeenPictures(hub.pretrained(prepare.from_pretrained, source, subfolder="processor"), limits)

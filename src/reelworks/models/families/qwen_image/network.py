@@ -45,8 +45,7 @@ class ImagePlaceholderTokens:
 def load(tokenizer: Any, source: str) -> ImagePlaceholderTokens:
     """Load the picture processor from its folder in a pipeline."""
     kind = optional_imports.transformers().Qwen2VLImageProcessorPil
-    name, revision = hub.pretrained_arguments(source)
-    return ImagePlaceholderTokens(tokenizer, kind.from_pretrained(name, **revision, subfolder="processor"))
+    return ImagePlaceholderTokens(tokenizer, hub.pretrained(kind.from_pretrained, source, subfolder="processor"))
 
 
 _PICTURE_PX = 1024 * 1024  # area to which the only source is scaled for the text encoder

@@ -156,9 +156,8 @@ class ChatWithPictures:
 def load_text_parts(source: str, dtype: torch.dtype) -> Any:
     """Load the pipeline with its text encoder alone; the tokenizer lies in the folder of the processor."""
     parts = modular_pipelines.load_qwen3_vl(source, dtype, tokenizer="processor")
-    name, options = hub.pretrained_arguments(source)
     load_pictures = optional_imports.transformers().Qwen2VLImageProcessorPil.from_pretrained
-    processor = ChatWithPictures(parts.tokenizer, load_pictures(name, **options, subfolder="processor"))
+    processor = ChatWithPictures(parts.tokenizer, hub.pretrained(load_pictures, source, subfolder="processor"))
     pipeline = optional_imports.from_diffusers("QwenImage21Pipeline")(None, None, parts.text_encoder, processor, None)
     pipeline.tokenizer = parts.tokenizer
     return pipeline
