@@ -55,7 +55,7 @@ for _filter in (
 def cover(height: int, width: int, target_height: int, target_width: int) -> tuple[int, int]:
     """Return the size, height and width, to which a frame is resized so that it just covers the target."""
     scale = max(target_height / height, target_width / width)
-    return max(round(height * scale), target_height), max(round(width * scale), target_width)
+    return round(height * scale), round(width * scale)
 
 
 def inside(height: int, width: int, target_height: int, target_width: int) -> tuple[int, int]:
