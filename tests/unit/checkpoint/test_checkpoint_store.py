@@ -19,6 +19,7 @@ from reelworks.data.checkpoint import listing, manifest, names, retention
 from reelworks.data.checkpoint.config import CheckpointsConfig
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.checkpoint.manifest import BadCheckpoint
+from reelworks.data.checkpoint.store import CheckpointStore
 
 FOREIGN = [
     "step-12", "step-000000012.bak", "old-step-000000012", "step-0000000012", "notes.txt", ".tmp-mine",
@@ -256,7 +257,9 @@ def test_manifests_are_read_strictly(store: CheckpointFolder, change: dict[str, 
         store.info(100)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"format": NaN}', "\x00" * 50, "[" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"format": NaN}', '{"format": 1, "step": NaN}', "\x00" * 50, "[" * 100_000]
+)
 def test_damaged_manifests_are_told(store: CheckpointFolder, text: str) -> None:
     (write_plain(store, 100) / "manifest.json").write_text(text, encoding="utf-8")
     with pytest.raises(BadCheckpoint):
@@ -292,3 +295,11 @@ def test_what_a_killed_process_had_replaced_never_comes_back(store: CheckpointFo
     store.set_aside(100, "test")
     store.recover()
     assert store.steps() == []
+
+
+def test_what_a_process_was_replacing_when_it_was_killed_is_loaded(tmp_path: Path) -> None:
+    saved, state = CheckpointStore(tmp_path), {"a": 1}
+    saved.save(7, state)
+    path = CheckpointFolder(tmp_path).path(7)
+    path.rename(path.with_name(names.fresh("old", 7)))
+    assert CheckpointStore(tmp_path).load_latest(state) == 7

@@ -3,6 +3,7 @@
 import errno
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,19 @@ def test_a_bad_one_that_somebody_deletes_while_another_is_loaded_is_no_loss(stor
     assert found is not None
     assert found[0].step == 100
     assert store.steps() == [100]
+
+
+def test_one_that_its_run_deletes_before_it_is_read_is_passed_over(
+    store: CheckpointFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    protect = load._protect
+
+    def deleted(path: Path, stack: ExitStack) -> None:
+        shutil.rmtree(store.path(300), ignore_errors=True)
+        protect(path, stack)
+
+    monkeypatch.setattr(load, "_protect", deleted)
+    assert load.load_newest(store, lambda info: info.step) == (store.info(200), 200)
 
 
 def test_all_bad_is_an_error_that_moves_nothing(store: CheckpointFolder) -> None:

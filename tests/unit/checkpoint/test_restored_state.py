@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import random
 import re
+import threading
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -39,6 +41,41 @@ def test_ranks_tell_tensors_of_other_values_apart_wherever_these_lie(monkeypatch
         prints = [state_file._print(each.to(device)) for each in (numbers, *others)]
         assert len({*prints}) == len(prints)
         assert state_file._print(numbers.clone().to(device)) == prints[0]
+
+
+def test_modules_of_a_part_that_is_of_each_rank_keep_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a part that is the same but for these, the first rank's are stored."""
+    told, met, own = [None, None], threading.Barrier(2, timeout=60), threading.local()
+
+    def gather(value: Any) -> list[Any]:
+        told[own.rank] = value
+        met.wait()
+        gathered = [*told]
+        met.wait()
+        return gathered
+
+    def stored(rank: int) -> list[int]:
+        own.rank = rank
+        counts = []
+        for of_rank in (rank, 0):
+            module = torch.nn.Linear(1, 1)
+            torch.nn.init.constant_(module.weight, rank)
+            torch.nn.init.zeros_(module.bias)
+            counts.append(len(state_file.encode({"part": {"net": module, "number": of_rank}}).tensors))
+        return counts
+
+    for name, meant in {"gather": gather, "world_size": lambda: 2, "each": lambda work: work()}.items():
+        monkeypatch.setattr(state_file.collectives, name, meant)
+    with ThreadPoolExecutor(2) as ranks:
+        assert list(ranks.map(stored, range(2))) == [[2, 2], [2, 1]]
+
+
+def test_a_value_may_stand_at_several_places(tmp_path: Path) -> None:
+    shared = [1, 2]
+    rw.CheckpointStore(tmp_path).save(1, {"a": {"here": shared, "there": shared}})
+    state: dict[str, Any] = {"a": {}}
+    rw.CheckpointStore(tmp_path).load_latest(state)
+    assert state["a"] == {"here": shared, "there": shared}
 
 
 def same(a: Any, b: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 
@@ -47,3 +48,18 @@ def test_as_many_files_may_be_open_as_the_system_allows() -> None:
     for limits, allowed in (((64, 2048), 1024), ((64, 512), 512), ((2048, 2048), 2048)):
         told = subprocess.run([sys.executable, "-c", code.format(*limits)], capture_output=True, text=True, check=True)
         assert [int(number) for number in told.stdout.split()] == [allowed, limits[1], allowed]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(errno.EACCES, BlockingIOError), (errno.EAGAIN, BlockingIOError), (errno.ENOLCK, system.NoLocks)],
+)
+def test_a_byte_that_another_process_has_locked_is_told_as_such_on_every_system(monkeypatch, code, kind):
+    """POSIX lets a system answer that access is denied."""
+
+    def refuse(*_):
+        raise OSError(code, "no lock")
+
+    monkeypatch.setattr(system, "_lock", refuse)
+    with pytest.raises(kind):
+        system.lock(0, at=3)

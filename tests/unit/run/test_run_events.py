@@ -76,6 +76,8 @@ def test_what_it_did_before_its_first_step_is_void_too(log: EventLog) -> None:
 def test_lines_of_other_programs_are_passed_over(log: EventLog) -> None:
     log.path.write_text('{"something": 1}\n', encoding="utf-8")
     _train(log, range(1, 3), None)
+    with log.path.open("a", encoding="utf-8") as file:
+        file.write(f'{{"kind": "step", "step": {2**63}}}\n{{"kind": "stop", "step": 1e999}}\n')
     assert len(events.timeline(log.path, "step")) == 2
     assert len(events.timeline(log.path)) == 3
 
@@ -150,11 +152,12 @@ def test_a_line_that_is_being_written_is_read_once_it_is_whole(log: EventLog) ->
 
 def test_the_steps_of_one_epoch_are_read_without_those_of_others(log: EventLog, parsed: list[bytes]) -> None:
     for number in range(20):
-        where = {"data_restarts": 0, "epoch": number, "segment": 0, "planned": 9, "plan": f"plan {number}"}
+        restarts, epoch = divmod(number, 10)
+        where = {"data_restarts": restarts, "epoch": epoch, "segment": 0, "planned": 9, "plan": f"plan {number}"}
         log.write("start", step=number * 9, resumed_from=number * 9 or None, recipe="a.toml", world_size=1)
         log.write("epoch", step=number * 9, **where)
         for plan_step in range(9):
-            log.write("step", step=number * 9 + plan_step + 1, epoch=number, plan_step=plan_step, clips=1)
+            log.write("step", step=number * 9 + plan_step + 1, epoch=epoch, plan_step=plan_step, clips=1)
     run = RunFolder(log.path.parent)
     (told,) = history.epochs(run, (0, 7))
     assert told == history.epochs(run)[7]

@@ -51,6 +51,15 @@ def test_a_lock_is_held_by_who_holds_it_whatever_its_file_says(tmp_path):
         assert not lock.ask_holder(file)
 
 
+def test_a_holder_on_another_machine_is_not_asked(tmp_path, monkeypatch):
+    """Another process has its id here."""
+    monkeypatch.setattr(Process, "ask_to_end", lambda _: True)
+    with lock.hold(tmp_path / ".lock"):
+        assert lock.ask_holder(tmp_path / ".lock")
+        monkeypatch.setattr(lock.socket, "gethostname", lambda: "elsewhere")
+        assert not lock.ask_holder(tmp_path / ".lock")
+
+
 def test_looking_takes_no_lock_away(tmp_path):
     file = tmp_path / ".lock"
     file.touch()

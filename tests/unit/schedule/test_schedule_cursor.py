@@ -47,15 +47,15 @@ def test_steps_before_are_the_steps_before(case: tuple[Samples, PlanSpec]) -> No
             seen |= set(real)
 
 
-@given(cases(), st.integers(1, 4))
+@given(cases(), st.integers(1, 4), st.integers(1, 3))
 @settings(max_examples=settings().max_examples * 4 // 10)
-def test_by_ordinals_remains_what_remains_by_uids(case: tuple[Samples, PlanSpec], every: int) -> None:
-    """Edited clips have a new ordinal; others have lost their bucket since; some were never planned."""
+def test_by_ordinals_remains_what_remains_by_uids(case: tuple[Samples, PlanSpec], every: int, copies: int) -> None:
+    """Edited clips have a new ordinal; others have lost their bucket since; some, or further copies, were never planned."""
     entries, _ = case
     rows = int(entries.ordinal.max(initial=-1)) + 1
     uid = np.zeros(rows + len(entries), dtype=np.uint64)
     uid[entries.ordinal] = entries.uid
-    done = entries.take(np.arange(len(entries)) % 4 < every)
+    done = entries.take((np.arange(len(entries)) % 4 < every) & (entries.copy < copies))
     excluded = Excluded().with_places(done.ordinal, done.copy)
     edited = entries.uid % 3 == 0
     ordinal = np.where(edited, entries.ordinal + rows, entries.ordinal)

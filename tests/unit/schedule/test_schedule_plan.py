@@ -329,3 +329,7 @@ def test_plans_never_change(way: str) -> None:
     assert plan.PLANNER_VERSION == 1
     assert made.planned == 80
     assert made.digest() == GOLDEN[way]
+
+
+def test_padding_is_drawn_as_the_clip_that_it_copies() -> None:
+    assert plan.draw_copies(np.array([3, 3, 4]), np.array([0, -1, 0])).tolist() == [3, 3, 4]

@@ -16,7 +16,7 @@ from refused import refused
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from reelworks.commands import main
-from reelworks.core import files, storage
+from reelworks.core import files, storage, system
 from reelworks.core.errors import UserError
 from reelworks.core.file_cache import FileCache
 from reelworks.data.catalog.config import Source
@@ -162,6 +162,15 @@ def test_no_inodes_left_is_told_as_that(tmp_path: Path) -> None:
         refused("file-unwritable", "--out", says="no inodes left"),
     ):
         files.write_for("--out", place / "a.json", b"{}")
+
+
+@pytest.mark.parametrize("left", [None, 5])
+def test_inodes_are_blamed_only_if_a_disk_counts_them_and_has_none_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int | None
+) -> None:
+    monkeypatch.setattr(system, "inodes_left", lambda _: left)
+    error = files.unwritable("--out", tmp_path / "a.json", OSError(errno.ENOSPC, "No space left on device"))
+    assert error.problem == "this cannot be written (No space left on device)"
 
 
 @pytest.mark.parametrize(
