@@ -122,6 +122,13 @@ def test_reasons_and_the_nearest_entry(shape: tuple[int, int, int], reason: Reas
     assert str(FULL.entries[result.nearest[0]]) == nearest
 
 
+def test_the_nearest_entry_is_one_that_the_use_of_a_clip_may_take() -> None:
+    """Uses are those of `dataset.resolutions` and `dataset.lengths`."""
+    allowed = np.array([[2 * ("256px" in str(entry)) for entry in FULL.entries]], dtype=np.int8)
+    result = run(make_clips([(40, 40, 60)], choice=np.array([0]), allowed=allowed))
+    assert (result.reason[0], str(FULL.entries[result.nearest[0]])) == (Reason.TOO_SMALL, "256px ×17")
+
+
 def test_a_kind_without_entries_has_no_bucket() -> None:
     built = build({"resolution": "64px", "num_frames": 9})
     result = run(make_clips([(1, 500, 500)]), built)

@@ -175,6 +175,7 @@ def test_frame_counts_obey_the_model(rule: tuple[int, int], frames: int, remedy:
         ({"num_frames": [1, 17], "batch_size": [4, 0]}, "batch_size", 0, "from 1 to 65536"),
         ({"keep_prob": 1.5}, "keep_prob", 1.5, "from 0 to 1"),
         ({"num_frames": [1, 17], "keep_prob": [0.5, -0.1]}, "keep_prob", -0.1, "from 0 to 1"),
+        ({"num_frames": [1, 17], "sequence_degree": [1, 0]}, "sequence_degree", 0, "at least 1"),
     ],
 )
 def test_entries_that_cannot_be(values: dict[str, object], field: str, value: object, remedy: str) -> None:

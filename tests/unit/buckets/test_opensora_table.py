@@ -249,6 +249,7 @@ def test_no_ratio_is_nearer_even_among_ratios_that_rounding_makes_alike(
         ({"256": {1: [[1.0, 0.5], 1]}}, 'buckets.opensora."256".1', "pictures have one length"),
         ({"256": {16: [1.0, 0]}}, 'buckets.opensora."256".16', "not a batch size"),
         ({"256": {16: [1.0, 2.5]}}, 'buckets.opensora."256".16', "not a batch size"),
+        ({"256": {16: [1.0, True]}}, 'buckets.opensora."256".16', "not a batch size"),
         ({"256": {16: [0.5, None]}}, 'buckets.opensora."256".16', "the entry has no batch size"),
     ],
 )

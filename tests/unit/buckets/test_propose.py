@@ -52,6 +52,7 @@ def test_long_clips_are_shown_large_and_short_or_long_and_small():
     found = of_rows(rows(*[VIDEO] * 10))
     assert shapes(found) == [("720p", 9), ("256px", 97)]
     assert [e.keep_prob for e in found.entries] == [0.53, 1.0]
+    assert [e.get("keep_prob", 1.0) for e in tomllib.loads(found.toml)["bucket"]] == [0.53, 1.0]
     assert "the most frames that fit max_tokens" in found.entries[0].why
     assert "the largest size at which 97 frames fit" in found.entries[1].why
     assert (found.reached, found.clips) == (10, 10)

@@ -18,6 +18,16 @@ def test_the_folder_names_the_dataset() -> None:
     assert DatasetConfig(path="data/dogs", name="pets").dataset_name == "pets"
 
 
+def test_a_dataset_is_known_in_processes_of_another_folder() -> None:
+    assert DatasetConfig(path=".").absolute().dataset_name == Path.cwd().name
+    address = DatasetConfig(path="s3://bucket/dogs")
+    assert address.absolute() == address
+
+
+def test_numbers_are_sides_of_squares_however_they_are_written() -> None:
+    assert DatasetConfig(path="a", resolutions=[64, "128", "480p"]).resolutions == ["64px", "128px", "480p"]
+
+
 def test_the_columns_that_filters_and_captions_can_name_are_told() -> None:
     told = meanings(DatasetConfig)
     assert ", ".join((*NUMBERS, *TEXTS)) in told["filter"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import math
 import re
 import shutil
 import tracemalloc
@@ -477,14 +478,21 @@ def test_an_address_in_a_list_of_this_machine_is_told_as_one(folder: Path) -> No
 
 def test_a_word_in_a_column_of_numbers_is_named(folder: Path) -> None:
     """A score that one cell spoils is no score, and the note says which cell."""
-    text = "path,aes,in,flow,words,match\na.png,1,1,nan,x,1\nsub/b.png,bad,1,inf,y,None\n"
+    text = "path,aes,in,flow,words,match,two,two\na.png,1,1,nan,x,1,1,2\nsub/b.png,bad,1,inf,y,None,1,2\n"
     (folder / "meta.csv").write_text(text, encoding="utf-8")
     (note,) = scanned(folder / "meta.csv").notes
     assert "scores flow, match;" in note
     assert "aes (row 2 has 'bad', which is not a number)" in note
-    assert '"in" (not a valid name in filters' in note
+    for name in ("in", "two"):
+        assert f'"{name}" (not a valid name in filters, or used by two columns)' in note
     assert "words (no numbers)" in note
     assert by_path(folder / "meta.csv")["sub/b.png"]["flow"] is None
+
+
+@pytest.mark.parametrize("name", ["meta.csv", "meta.jsonl", "meta.parquet"])
+def test_a_score_that_is_not_finite_is_none_of_a_clip_that_is_kept(folder: Path, name: str) -> None:
+    scanned(write(folder / name, [{"path": "a.png", "aes": math.inf}, {"path": "sub/b.png", "aes": 2.0}]))
+    assert [(row["error"], row["aes"]) for row in by_path(folder / name).values()] == [(None, None), (None, 2.0)]
 
 
 @pytest.mark.parametrize("name", ["meta.csv", "meta.jsonl", "meta.parquet"])

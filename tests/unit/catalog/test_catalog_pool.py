@@ -35,20 +35,19 @@ def test_a_crash_costs_only_its_item() -> None:
     assert found == expected
 
 
-@pytest.mark.parametrize("pool", [None, WorkerPool])
-@pytest.mark.slow
-def test_a_hang_costs_only_its_item(pool: type[WorkerPool] | None) -> None:
+@pytest.mark.parametrize(("pool", "seconds"), [(None, 0.5), pytest.param(WorkerPool, 2.0, marks=pytest.mark.slow)])
+def test_a_hang_costs_only_its_item(pool: type[WorkerPool] | None, seconds: float) -> None:
     """It is tried alone once more; what hangs in a thread does not keep the program from ending."""
     found = run(
         range(12, 20),
         catalog_crash.double_unless_endless,
         failed=lambda item, reason: (item, reason),
-        most_seconds=2.0,
+        most_seconds=seconds,
         workers=2,
         processes=pool and pool(),
         chunk_size=3,
     )
-    stopped = (13, "it took more than 2 s and was stopped")
+    stopped = (13, f"it took more than {seconds:g} s and was stopped")
     assert found == [stopped if i == 13 else 2 * i for i in range(12, 20)]
 
 

@@ -45,6 +45,13 @@ def test_psnr_of_known_differences() -> None:
         value("psnr", MeasuredClip("a", noise(9, 48, 64), reference=noise(1)))
 
 
+@pytest.mark.parametrize(("height", "width"), [(10, 24), (24, 10)])
+def test_ssim_leaves_out_a_clip_smaller_than_its_window(height: int, width: int) -> None:
+    frames = noise(1, height, width)
+    with pytest.raises(Skip, match="smaller than a window"):
+        value("ssim", MeasuredClip("a", frames, reference=frames))
+
+
 def test_flicker_of_a_clip_smaller_than_a_block_is_that_of_its_light() -> None:
     frames = np.zeros((5, 4, 6, 3), np.uint8)
     frames[::2] = 50

@@ -185,7 +185,14 @@ def test_other_errors_of_generation_stay_what_they_are(run: RunFolder) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("fps", math.nan), ("fps", math.inf), ("fps", 0.0), ("fps", 241.0), ("guidance_scale", math.nan)],
+    [
+        ("fps", math.nan),
+        ("fps", math.inf),
+        ("fps", 0.0),
+        ("fps", 241.0),
+        ("guidance_scale", math.nan),
+        ("guidance_scale", math.inf),
+    ],
 )
 def test_options_that_no_clip_can_be_made_with(name: str, value: float) -> None:
     with pytest.raises(UserError) as caught:

@@ -26,10 +26,10 @@ def test_clips_are_shown_their_numbers_and_pictures_only_those_that_they_have(tm
 
 
 def test_a_trigger_word_stands_where_the_template_or_the_caption_has_its_place(tmp_path):
-    """Once, and before captions for which neither has a place."""
+    """Once, and before captions for which neither has a place, also where they have a word that begins as it does."""
     forms = {"own": "photo of [trigger], {text}", "plain": "photo, {text}", "empty": "photo of [name]. {text}"}
     for name in forms:
-        files.picture(tmp_path / name / "a.png", caption="a mug")
+        files.picture(tmp_path / name / "a.png", caption="no rwmugs")
         files.picture(tmp_path / name / "b.png", caption="a blue [trigger]")
     datasets = [
         {"path": str(tmp_path / name), "caption": form, "trigger": "" if name == "empty" else "rwmug"}
@@ -38,11 +38,11 @@ def test_a_trigger_word_stands_where_the_template_or_the_caption_has_its_place(t
     data = files.opened(files.recipe(tmp_path, dataset=datasets))
     shown = {data.rows.label(row): decode_requests.caption_of_row(data, row) for row in range(6)}
     assert shown == {
-        "own/a.png": "photo of rwmug, a mug",
+        "own/a.png": "photo of rwmug, no rwmugs",
         "own/b.png": "photo of rwmug, a blue rwmug",
-        "plain/a.png": "photo, rwmug a mug",
+        "plain/a.png": "photo, rwmug no rwmugs",
         "plain/b.png": "photo, a blue rwmug",
-        "empty/a.png": "photo of . a mug",
+        "empty/a.png": "photo of . no rwmugs",
         "empty/b.png": "photo of . a blue ",
     }
 

@@ -170,3 +170,8 @@ def test_the_crop_box_of_a_rotated_clip_has_its_middle(folder, draw):
     assert 0 <= box.left <= box.resized_width - 96
     unturned = replace(asked, augmentation=NO_AUGMENTATION).crop_box(Shape(1, 96, 160))
     assert box.resized_height > unturned.resized_height
+
+
+def test_a_rotated_mask_has_its_own_values_alone(folder):
+    asked = request(folder / "quarters.png", nearest=True, augmentation=Augmentation(degrees=10.0))
+    assert set(np.unique(load(asked))) <= set(np.unique(quarters(96, 160)))

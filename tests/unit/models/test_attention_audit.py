@@ -375,6 +375,12 @@ def test_a_kernel_that_is_quicker_takes_the_place_of_the_chosen_one_for_calls_of
     assert any("math kernel takes the place of flash" in line for line in report.quicker_lines())
 
 
+def test_a_kernel_is_known_through_views_and_casts_of_its_result():
+    query = torch.randn(1, 2, 4, 8, requires_grad=True)
+    out = functional.scaled_dot_product_attention(query, query, query)
+    assert torch_kernels.kernel_of(out) == torch_kernels.kernel_of(out.transpose(1, 2).double()[:1]) != "math"
+
+
 def test_without_times_no_other_kernel_is_looked_for():
     with planted(slow):
         report = attention_audit.audit([call_of()], CPU)

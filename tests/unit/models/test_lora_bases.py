@@ -529,3 +529,10 @@ def from_file(path, lora, compute=F32):
         compute=compute,
         lora=lora,
     )
+
+
+def test_a_digest_knows_names_and_values_but_neither_order_nor_precision():
+    state = {"b": torch.arange(6.0), "a": torch.ones(2)}
+    alike = [dict(reversed(state.items())), {name: value.bfloat16() for name, value in state.items()}]
+    assert {base_model.digest(each) for each in alike} == {base_model.digest(state)}
+    assert base_model.digest({"b": state["a"], "a": state["b"]}) != base_model.digest(state)

@@ -66,6 +66,15 @@ def test_geometry():
 
 
 @pytest.mark.parametrize(
+    ("name", "multiple"),
+    [("flux2-tiny", (8, 8)), ("flux-kontext-tiny", None), ("wan-vace-tiny", None), ("stdit3-tiny", None)],
+)
+def test_sources_have_sizes_of_their_own_only_beside_others(name, multiple):
+    """The only source of an edit is as large as the clip, and so are sources that are frames of it."""
+    assert components.source_multiple(ModelConfig(name=name), AutoencoderConfig()) == multiple
+
+
+@pytest.mark.parametrize(
     ("model", "autoencoder", "text", "message"),
     [
         (ModelConfig(name="stdit3-xs"), PIXEL, TEXT, r"(?s)model.name = 'stdit3-xs'.*did you mean \"stdit3"),

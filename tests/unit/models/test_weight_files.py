@@ -131,6 +131,7 @@ class _Program:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
+        (lambda f: cut(safe(f), 0.999), r"a.safetensors cannot be read: it is truncated: 2,\d+ of 2,\d+ bytes"),
         (lambda f: cut(safe(f), 0.9), r"a.safetensors cannot be read: it is truncated: 2,\d+ of 2,\d+ bytes"),
         (lambda f: cut(safe(f), 0.01), "a.safetensors cannot be read: .*truncated within it"),
         (of_bytes("a.safetensors", b""), "no header"),

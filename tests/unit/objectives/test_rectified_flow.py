@@ -61,3 +61,11 @@ def test_the_target_leads_from_noise_back_to_the_data(golden):
     velocity = golden["x0"] - golden["noise"]
     share = (golden["t"] / 1000)[:, None, None, None, None]
     torch.testing.assert_close(x_t + share * velocity, golden["x0"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("frames", [None, torch.ones(2, 3, dtype=torch.bool)])
+def test_a_clip_of_which_nothing_counts_has_no_loss(frames):
+    """Where a loss mask is black all over; a loss of NaN would end the training."""
+    weight = torch.stack([torch.zeros(3, 4, 4), torch.ones(3, 4, 4)])
+    mean = rectified_flow.mean_over_generated(torch.full((2, 1, 3, 4, 4), 5.0), frames, weight)
+    assert mean.tolist() == [0.0, 5.0]

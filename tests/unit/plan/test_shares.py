@@ -118,6 +118,7 @@ def test_measured_costs_come_from_a_run_and_shape_the_plan(folder: Path, tmp_pat
         '{"a": -1}',
         '{"a": "1"}',
         '{"a": NaN}',
+        '{"a": 1e999}',
         '{"a": true}',
         '{"a": {"per_clip": 1}}',
         '{"a": {"per_batch": 0, "per_clip": 0}}',
@@ -134,6 +135,7 @@ def test_a_bad_file_of_costs_is_named(folder: Path, tmp_path: Path, text: str) -
     with of_recipe(), refused("cost-table-invalid", "cost.measured") as caught:
         data.plan_spec(1, 1)
     assert (caught.value.field, caught.value.value) == ("cost.measured", str(file))
+    assert ("names none of the buckets" in caught.value.problem) == (text in ("{}", '{"another run": 3}'))
 
 
 def test_a_run_that_tells_no_costs_says_what_to_do(tmp_path: Path) -> None:

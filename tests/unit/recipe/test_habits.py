@@ -89,6 +89,13 @@ def test_a_model_that_is_not_here_is_refused_by_its_own_name_with_those_that_are
     assert "hunyuan-video-1.5" in caught.value.remedy
 
 
+@pytest.mark.parametrize("asked", ["JuggernautXL", "Juggernaut-XL-v9"])
+def test_a_model_that_was_tuned_from_another_is_answered_by_its_base_in_any_version(asked):
+    with refused("unknown-model", says="other weights") as caught:
+        registry.preset_name(asked)
+    assert caught.value.remedy == "give --model sdxl --weights FILE, the file of these weights"
+
+
 def test_a_recipe_is_answered_by_the_presets_name():
     with refused("unknown-model") as caught:
         recipe_file.parse({**RECIPE, "model": {"name": "black-forest-labs/FLUX.1-dev"}})
