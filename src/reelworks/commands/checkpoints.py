@@ -118,13 +118,16 @@ def prune(
     """
     from reelworks.core import files
     from reelworks.data.checkpoint import listing
+    from reelworks.data.checkpoint.folder import CheckpointFolder
     from reelworks.data.run import lock
     from reelworks.data.run.folder import RunFolder
 
     store, policy = _open(run, overrides)
     remedy = "wait for the run, which prunes after each save, or give --dry-run to look without deleting"
     alone = lock.hold(RunFolder(run).lock_file, field="RUN", remedy=remedy)
-    with files.writing("RUN", store.root), nullcontext() if dry_run else alone:
+    with files.writing("RUN", store.root), nullcontext() if dry_run else alone as held:
+        if held is not None:
+            store = CheckpointFolder(store.root, held.check)
         pruned = listing.prune(store, policy, dry_run=dry_run)
     show.json(pruned) if json else _print_pruned(pruned)
 

@@ -24,7 +24,7 @@ import pytest
 from captioned import EXPECTED, SED, clips, run, texts
 from refused import refused
 
-from reelworks.annexes.captions import record
+from reelworks.annexes.captions import caption, record
 from reelworks.annexes.captions.request import CaptionRequest
 from reelworks.core import storage, system
 from reelworks.data.catalog.config import Source
@@ -76,6 +76,30 @@ def test_captions_that_are_there_stay(data: Path) -> None:
     assert (done.captioned, done.kept) == (3, 2)
     assert texts(data) == {name: text for name, text in EXPECTED.items() if name != "p1.txt"} | {"p0.txt": "mine"}
     assert run(data).captioned == 0
+
+
+@pytest.mark.parametrize("doing", ["caption", "list", "undo", "settle"])
+def test_nothing_is_written_where_the_lock_is_lost(data: Path, tmp_path: Path, doing: str) -> None:
+    """Another run may have taken over the folder meanwhile."""
+    if doing in ("undo", "settle"):
+        run(data)
+    if doing == "settle":
+        kept = (data / record.NAME).read_text(encoding="utf-8").splitlines(keepends=True)[:-1]
+        (data / record.NAME).write_text("".join(kept), encoding="utf-8")
+        (data / f"{Path(json.loads(kept[-1])['clip']).stem}.txt").unlink()
+    options = {"list": {"list": tmp_path / "list.jsonl"}, "undo": {"undo": True}}.get(doing, {})
+    before, lock_file = texts(data), (tmp_path if doing == "list" else data) / caption._LOCK
+    opened = record.CaptionRecord.__init__
+
+    def lose(self: record.CaptionRecord, *arguments: object) -> None:
+        opened(self, *arguments)
+        lock_file.unlink()
+
+    with pytest.MonkeyPatch.context() as patch, refused("lock-lost", "DATA", says="its lock file was removed"):
+        patch.setattr(record.CaptionRecord, "__init__", lose)
+        run(data, **options)
+    assert texts(data) == before
+    assert not (tmp_path / "list.jsonl").exists()
 
 
 def test_overwritten_captions_can_be_put_back(data: Path) -> None:

@@ -17,7 +17,9 @@ from refused import refused
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from reelworks.annexes.page import checkpoints_api
 from reelworks.commands.main import app
+from reelworks.core import storage
 from reelworks.core.errors import UserError
 from reelworks.data.checkpoint import retention, save
 from reelworks.data.checkpoint.config import CheckpointsConfig, KeepBest
@@ -114,6 +116,23 @@ def test_verify_ends_with_1_if_one_is_bad(run: RunFolder, store: CheckpointFolde
     assert store.steps() == [1, 2, 3, 4], "looking changes nothing"
     with refused("no-such-checkpoint", "step"):
         call("verify", run.path, 9)
+
+
+@pytest.mark.parametrize("through", ["command", "page"])
+def test_prune_ends_where_its_lock_is_lost(run: RunFolder, store: CheckpointFolder, through: str) -> None:
+    """What another process may have saved since is not deleted."""
+    run.recipe_file.write_text(run.recipe_file.read_text(encoding="utf-8").replace("keep_last = 2", "keep_last = 1"))
+
+    def lose(call: str, path: Path) -> None:
+        if call == "rename" and path == store.path(1):
+            run.lock_file.unlink()
+
+    with (
+        storage.guarded(lose),
+        refused("lock-lost", {"command": "RUN", "page": "run"}[through], says="lock file was removed"),
+    ):
+        call("prune", run.path) if through == "command" else checkpoints_api.prune(run)
+    assert store.steps() == [2, 3, 4]
 
 
 def test_prune_deletes_with_reasons_and_only_while_nobody_trains(run: RunFolder, store: CheckpointFolder) -> None:

@@ -276,6 +276,19 @@ def test_a_full_disk_gets_room(tmp_path: Path, room: int) -> None:
     assert len(list((tmp_path / "shards").iterdir())) == len(list((tmp_path / "index").iterdir())) == 1 + room
 
 
+def test_a_deletion_ends_where_its_lock_is_lost(tmp_path: Path) -> None:
+    store = filled(tmp_path, commits=3)
+
+    def lose(call: str, path: Path) -> None:
+        if call == "unlink" and path.suffix == ".parquet":
+            (tmp_path / ".lock").unlink()
+
+    with storage.guarded(lose), refused("lock-lost", "encode.folder", says="its lock file was removed"):
+        store.remove({wanted(n).key for n in range(6)})
+    assert len(list((tmp_path / "index").iterdir())) == 2
+    assert not [problem for _, problem in EncodedStore.open(tmp_path).verify() if problem]
+
+
 def test_deletions_of_two_processes_take_only_what_they_name(tmp_path: Path) -> None:
     """The shard that the other one wrote anew is not that which this one knew, and values stored meanwhile stay."""
     first, late = filled(tmp_path, commits=1), EncodedStore.open(tmp_path)

@@ -16,6 +16,7 @@ from reelworks.annexes.captions.request import CaptionRequest
 from reelworks.core import digests, files
 from reelworks.core.errors import UserError
 from reelworks.data.run import lock
+from reelworks.data.run.lock import LockHandle
 
 _SHOWN = 3  # captions of a dry run, and examples of any other
 _FAILURES_IN_A_ROW = 20  # after which the captioner is to blame, and not the clips
@@ -85,14 +86,15 @@ def caption(request: CaptionRequest, on_progress: Progress | None = None) -> Cap
     sources = clips.find(request.data, request.root)
     folders = _roots(sources) if request.list is None else [str(request.list.absolute().parent)]
     with ExitStack() as stack:
+        held = dict[str, LockHandle]()
         for folder in folders if not request.dry_run else ():
             hold = lock.hold(Path(folder, _LOCK), doing="captioning", field="DATA", remedy="wait until it has ended")
-            stack.enter_context(hold)
+            held[folder] = stack.enter_context(hold)
         if request.undo:
-            return _undo(sources)
+            return _undo(sources, held)
         if request.list is not None:
             caption_list.check(request.list, sources)
-        run = CaptionRun(request, sources)
+        run = CaptionRun(request, sources, held)
         if run.todo:
             run.ask(on_progress if on_progress is not None and not request.dry_run else lambda done, total: None)
         return run.end()
@@ -110,7 +112,9 @@ class CaptionRun:
         captions, failed: What has come of the others so far.
     """
 
-    def __init__(self, request: CaptionRequest, sources: Sequence[CaptionSource]) -> None:
+    def __init__(
+        self, request: CaptionRequest, sources: Sequence[CaptionSource], held: Mapping[str, LockHandle]
+    ) -> None:
         self.request, self.sources = request, sources
         prompt = prompts.STYLES[request.style] if request.prompt is None else request.prompt
         dtype = request.dtype if request.server is None else None
@@ -118,10 +122,13 @@ class CaptionRun:
         self.former_list: str | None = None
         if request.list is not None:
             file = request.list.absolute()
-            self.records = {"": CaptionRecord(file.with_name(f".{file.name}{record.NAME}"), how)}
+            place = file.with_name(f".{file.name}{record.NAME}")
+            self.records = {"": CaptionRecord(place, how, held.get(str(file.parent)))}
             self.former_list = caption_list.digest(file)
         else:
-            self.records = {root: CaptionRecord(Path(root, record.NAME), how) for root in _roots(sources)}
+            self.records = {
+                root: CaptionRecord(Path(root, record.NAME), how, held.get(root)) for root in _roots(sources)
+            }
             places = _places(sources)
             # What a killed run had answered but not yet written.
             settled = [] if request.dry_run else [kept.settle(places) for kept in self.records.values()]
@@ -338,11 +345,11 @@ def _notes(request: CaptionRequest, sources: Sequence[CaptionSource]) -> tuple[s
     return tuple(notes)
 
 
-def _undo(sources: Sequence[CaptionSource]) -> CaptionResult:
+def _undo(sources: Sequence[CaptionSource], held: Mapping[str, LockHandle]) -> CaptionResult:
     places, found = _places(sources), list[tuple[Path, bool]]()
     for root in _roots(sources):
         with files.writing("DATA", Path(root)):
-            found += CaptionRecord(Path(root, record.NAME)).undo(places)
+            found += CaptionRecord(Path(root, record.NAME), None, held[root]).undo(places)
     if not found:
         raise UserError(
             "there is no run to undo",

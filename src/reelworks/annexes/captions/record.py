@@ -25,6 +25,7 @@ from reelworks.annexes.captions.clips import CaptionClip
 from reelworks.core import digests, files, storage, system, text_encoding, user_files, version
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.scan import caption_texts
+from reelworks.data.run.lock import LockHandle
 
 NAME = ".reelworks-captions.jsonl"
 _MOST_BYTES = 16 << 30
@@ -51,13 +52,14 @@ class CaptionRecord:
     Args:
         file: Place of the record, which need not exist.
         how: Captioner and options of the run that begins; one with the same that was not completed is continued.
+        held: Lock on the record's folder, which is checked before anything is written; None for a record that is only read.
 
     Attributes:
         captioner: What the captioner of the run says about itself.
     """
 
-    def __init__(self, file: Path, how: dict[str, Any] | None = None) -> None:
-        self.file, self._how = file, how
+    def __init__(self, file: Path, how: dict[str, Any] | None, held: LockHandle | None) -> None:
+        self.file, self._how, self._held = file, how, held
         self.captioner: dict[str, Any] = {}
         self._digest = None if how is None else digests.digest_json(how)
         self._lines = _read(file)
@@ -94,6 +96,7 @@ class CaptionRecord:
         place = None if line.get("file") is None else _place(self.file, line)
         if place is None or place not in places or _raw(place) != _former(line):
             return None
+        self._require_lock()
         files.write_bytes(place, text_of(line["captions"]))
         return place
 
@@ -138,6 +141,7 @@ class CaptionRecord:
         for line in reversed(of_run):
             place, former = _place(self.file, line), _former(line)
             is_ours = _raw(place) == text_of(line["captions"])
+            self._require_lock()
             if is_ours and former is None:
                 storage.unlink(place)
                 storage.fsync_folder(place.parent)
@@ -156,7 +160,12 @@ class CaptionRecord:
             self._append(began | {"how": self._how, "captioner": self.captioner})
         return self._run
 
+    def _require_lock(self) -> None:
+        assert self._held is not None, "a record that is only read"
+        self._held.check()
+
     def _append(self, line: dict[str, Any]) -> None:
+        self._require_lock()
         files.append_json_line(self.file, line)
         fd = os.open(self.file, os.O_RDWR | system.BINARY)
         try:

@@ -80,8 +80,9 @@ def forecast_prune(run: PageRun) -> Any:
 
 @routes.post("/prune")
 def prune(run: PageRun) -> Any:
-    with lock.hold(run.lock_file, field="run", remedy=_IN_USE):
-        return results.as_json(listing.prune(*_open(run)))
+    store, policy = _open(run)
+    with lock.hold(run.lock_file, field="run", remedy=_IN_USE) as held:
+        return results.as_json(listing.prune(CheckpointFolder(store.root, held.check), policy))
 
 
 @routes.post("/{step}/pin")

@@ -61,11 +61,12 @@ class CheckpointFolder:
 
     Args:
         root: The folder `checkpoints/`.
-        may_publish: Called right before a checkpoint is published; raises if another process has taken over the run.
+        may_write: Called right before a checkpoint is published, moved or deleted; raises if another process has taken over the
+            run.
     """
 
-    def __init__(self, root: str | Path, may_publish: Callable[[], None] = lambda: None) -> None:
-        self.root, self._may_publish = Path(root), may_publish
+    def __init__(self, root: str | Path, may_write: Callable[[], None] = lambda: None) -> None:
+        self.root, self._may_write = Path(root), may_write
         self._late: dict[str, tuple[dict[str, float], dict[str, str]]] = {}
         self._seen_bytes = 0
 
@@ -187,7 +188,7 @@ class CheckpointFolder:
         One that is being read stays as `.old-*` until a later sweep: no reader ends a training.
         """
         target = self.path(step)
-        self._may_publish()
+        self._may_write()
         replaced = None
         if os.path.lexists(target):
             replaced = self.root / names.fresh("old", step)
@@ -222,6 +223,7 @@ class CheckpointFolder:
         # Logged first, so that a crash leaves no deletion unexplained; a full disk may refuse the line.
         with suppress(OSError):
             self.log("deleting", step, reasons=list(reasons))
+        self._may_write()
         storage.rename(path, trash)
         try:
             self._refuse_if_protected(step, trash)
@@ -259,6 +261,7 @@ class CheckpointFolder:
         return self._move(step, self.root / names.fresh("aside", step), reason)
 
     def _move(self, step: int, target: Path, reason: str) -> Path:
+        self._may_write()
         storage.rename(self.path(step), target)
         storage.fsync_folder(self.root)
         self.log("quarantined", step, reason=reason, name=target.name)
@@ -276,6 +279,7 @@ class CheckpointFolder:
         leftovers = sorted(path for path in self.root.iterdir() if names.is_leftover(path.name))
         for path in leftovers:
             if not read_lock.is_read(path):
+                self._may_write()
                 storage.rmtree_if_possible(path)
         return [path.name for path in leftovers if not os.path.lexists(path)]
 

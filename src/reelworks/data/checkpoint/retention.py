@@ -15,6 +15,7 @@ from reelworks.data.checkpoint.config import Retention
 from reelworks.data.checkpoint.folder import CheckpointFolder, CheckpointInfo
 from reelworks.data.checkpoint.policy import Decision, PolicyTime, plan_retention
 from reelworks.data.checkpoint.verify import damage
+from reelworks.data.run.lock import LockLost
 
 
 def plan(store: CheckpointFolder, policy: Retention, in_use: Collection[int] = ()) -> list[Decision]:
@@ -44,6 +45,8 @@ def apply_retention(store: CheckpointFolder, policy: Retention, in_use: Collecti
         try:
             if not decision.keep:
                 store.remove(decision.step, decision.reasons)
+        except LockLost:
+            raise
         except UserError as error:  # pinned or being read since the plan was made
             decisions[i] = Decision(decision.step, True, (error.problem,))
     return decisions

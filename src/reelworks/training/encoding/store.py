@@ -36,6 +36,7 @@ from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data.checkpoint import safetensors_header
 from reelworks.data.run import lock
+from reelworks.data.run.lock import LockHandle
 from reelworks.training.encoding import values
 from reelworks.training.encoding.request_key import TEXT, Wanted, key_words
 
@@ -242,19 +243,21 @@ class EncodedStore:
         Shards with others are written anew, those with the fewest bytes of them first, so that there is room for the next;
         on a disk without any, the others of a shard are deleted too. One process at a time deletes.
         """
-        with lock.hold(self.path / ".lock", doing="deletion", field="encode.folder", remedy="wait until it has ended"):
+        remedy = "wait until it has ended"
+        with lock.hold(self.path / ".lock", doing="deletion", field="encode.folder", remedy=remedy) as held:
             self._load()  # another process may have deleted before, and moved what stays into other shards
             found = ((name, self._kept(name, keys)) for name in sorted(self._index_files()))
             kept_bytes = {name: sum(row["bytes"] for row in kept) for name, kept in found if kept is not None}
-            freed = sum(self._replace(name, keys) for name in sorted(kept_bytes, key=kept_bytes.__getitem__))
+            freed = sum(self._replace(name, keys, held) for name in sorted(kept_bytes, key=kept_bytes.__getitem__))
             self._load()
         return freed
 
-    def _replace(self, name: str, keys: set[str]) -> int:
+    def _replace(self, name: str, keys: set[str], held: LockHandle) -> int:
         """Delete a shard but for what stays without these keys, which goes into a new one; return the bytes that became free."""
         shard = _shard_file(self.path, name)
         freed = shard.stat().st_size if shard.exists() else 0
         freed -= self._copy(self._kept(name, keys) or [], name)
+        held.check()
         storage.unlink(self._index_file(name))  # first, so that no index ever names a missing shard
         self._map.cache_clear()  # Windows removes no file that is mapped
         if shard.exists():

@@ -87,7 +87,7 @@ def open_run(recipe: Recipe, folder_lock: FolderLock, world: World) -> OpenRun:
     if world.is_main:
         folder.create(ranks_at_start(folder, world))
     world.barrier()
-    store = CheckpointFolder(folder.checkpoints_folder, may_publish=folder_lock.check)
+    store = CheckpointFolder(folder.checkpoints_folder, may_write=folder_lock.check)
     return OpenRun(folder, folder.info().id, store, folder_lock, world)
 
 
