@@ -13,6 +13,7 @@ from reelworks.data.schedule.cursor import StageStart
 from reelworks.training.loop.stages import as_written
 from reelworks.training.recipe import diff, recipe_file
 from reelworks.training.recipe.diff import KeyChange
+from reelworks.training.recipe.stages import StageConfig
 
 
 @pytest.mark.parametrize("lost", ["train.weight_decay", "objective.noise_offset", "data.resize"])
@@ -45,3 +46,9 @@ def test_the_end_of_a_stage_is_told_as_the_stage_says_it(key: str, first: int) -
     assert changes == [KeyChange(f"train.max_{key}", first + 5, first + 7)]
     assert as_written(changes, whole.stage[1], start) == [KeyChange(f"stage.b.{key}", 5, 7)]
     assert as_written(changes, None, StageStart()) == changes
+
+
+def test_an_end_that_a_stage_says_no_more_is_told_as_the_stage_said_it() -> None:
+    changes = [KeyChange("train.max_epochs", 7, diff.NOT_SET), KeyChange("train.max_steps", diff.NOT_SET, 15)]
+    told = as_written(changes, StageConfig(name="b", steps=5), StageStart("b", step=10, epoch=2))
+    assert told == [KeyChange("stage.b.epochs", 5, diff.NOT_SET), KeyChange("stage.b.steps", diff.NOT_SET, 5)]

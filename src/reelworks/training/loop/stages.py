@@ -174,9 +174,9 @@ def log_edited(stage: Stage, folder: RunFolder) -> None:
 
 def as_written(changes: Iterable[diff.KeyChange], stage: StageConfig | None, start: StageStart) -> list[diff.KeyChange]:
     """Return changes of a stage's recipe with its ends as its entry says them, which count from its start."""
-    own = (
-        {} if stage is None else {f"train.{of_train}": key for key, of_train in ENDS.items() if of_train in stage.ends}
-    )
+    # Those of [train] are the stages' alone but for max_steps, which may be the run's.
+    keys = [] if stage is None else [key for key in ENDS if key != "steps" or stage.steps is not None]
+    own = {f"train.{ENDS[key]}": key for key in keys}
     firsts = {"steps": start.step, "epochs": start.epoch, "clips": start.clips}
     result = []
     for change in changes:
