@@ -22,6 +22,9 @@ OF_STEPS = {
 WORDS = {"LoRA", "LoKr", "LoHa", "TensorBoard", "UserError"}
 JOINED = re.compile(r"\b[A-Z][a-z]+[A-Z][A-Za-z]+\b")
 RAISED = re.compile(r"\s*(\w+, )*\w+: ")  # in a list of what a function raises
+COUNTED = re.compile(
+    r"(plural\([^{}]*\)\}|(?<!of )\{[^{}]*\} (captions|checkpoints|clips|files|gaps|layers|tensors)) (are|were|have)\b"
+)
 ROW = re.compile(r"(^|_)rows?(_|$)")
 
 
@@ -106,6 +109,16 @@ def test_a_row_is_one_of_a_table_and_no_step_of_a_plan() -> None:
     assert steps_called_rows(SOURCE) == []
     known = {node.name for _, node in nodes(SOURCE) if isinstance(node, ast.ClassDef)}
     assert known >= OF_STEPS, "a class has another name now"
+
+
+def test_a_verb_is_that_of_its_number() -> None:
+    """Which `units.verb` knows: "1 clip is", "2 clips are"."""
+    found = [
+        f"{file.relative_to(SOURCE)}: {match[0]}"
+        for file in sorted(SOURCE.rglob("*.py"))
+        for match in COUNTED.finditer(file.read_text(encoding="utf-8"))
+    ]
+    assert found == []
 
 
 def test_no_sentence_has_the_name_of_a_class_in_place_of_a_word() -> None:

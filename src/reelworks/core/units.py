@@ -92,6 +92,12 @@ def moment(seconds_since_1970: float | None) -> str:
     return datetime.fromtimestamp(seconds_since_1970, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+def verb(number: float, of_several: str) -> str:
+    """Return a verb as its number wants it: `is` for 1, `are` for others."""
+    alone = {"are": "is", "were": "was", "have": "has"}
+    return alone.get(of_several, f"{of_several}s") if number == 1 else of_several
+
+
 def plural(number: float, noun: str) -> str:
     """Format a number with its noun: `1 clip`, `2 clips`, `2 batches`, `2 entries`."""
     if number != 1:

@@ -49,7 +49,8 @@ def lora_table(
     why = "recompute in backward passes what a bucket's activations need to fit into the GPU's memory"
     parts = with_setting(model_lines(preset, known, weights), Line("[model]", "gradient_checkpointing", "auto", why))
     if registry.PRESETS[preset].sound is not None and found.silent:
-        why = f"{found.silent} of {units.plural(found.clips, 'clip')} have no sound and are trained as silent"
+        have = units.verb(found.silent, "have")
+        why = f"{found.silent} of {units.plural(found.clips, 'clip')} {have} no sound, which is trained as silence"
         parts = with_setting(parts, Line("[sound]", "missing", "silent", why))
     lines = [Line("", "version", 1), Line("", "seed", 42)]
     lines += _datasets(datasets, found, trigger, sizes) + _buckets(preset, known, found, sizes)

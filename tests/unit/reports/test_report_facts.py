@@ -239,6 +239,8 @@ def test_no_number_is_told_with_an_exponent(value, digits):
     (units.duration(3.21), "3.2 s"), (units.duration(201), "3 min 21 s"), (units.duration(7325), "2 h 02 min"),
     (units.duration(200_000), "2 d 7 h"), (units.duration(-3600), "0.0 s"), (units.count(1234567), "1,234,567"), (units.loss(0.3), "0.3000"),
     (units.loss(1.5e-5), "1.5e-05"), (units.loss(None), "–"), (units.plural(1, "clip"), "1 clip"),
+    *((units.verb(1, many), one) for one, many in (("is", "are"), ("was", "were"), ("has", "have"), ("fits", "fit"))),
+    (units.verb(0, "are"), "are"), (units.verb(2, "have"), "have"),
     (units.duration(59.97), "1 min 00 s"), (units.moment(0), "1970-01-01 00:00:00 UTC"), (units.percent(0.1234), "12.3 %"),
 ])  # fmt: skip
 def test_numbers_read_as_people_write_them(text, expected):

@@ -13,7 +13,7 @@ from reelworks.annexes.captions.answers import CaptionFailed
 from reelworks.annexes.captions.clips import CaptionClip, CaptionSource
 from reelworks.annexes.captions.record import CaptionRecord, ClipKey
 from reelworks.annexes.captions.request import CaptionRequest
-from reelworks.core import digests, files
+from reelworks.core import digests, files, units
 from reelworks.core.errors import UserError
 from reelworks.data.run import lock
 from reelworks.data.run.lock import LockHandle
@@ -340,7 +340,7 @@ def _notes(request: CaptionRequest, sources: Sequence[CaptionSource]) -> tuple[s
             notes.append(f'paths of the list are relative to another folder: set root = "{root}" in [[dataset]]')
     if gone := sum(clip.why_no_place == clips.IN_CATALOG and clip.is_captioned for clip in clips.each(sources)):
         notes.append(
-            f"{gone} captions are kept that only the catalog has, as of a list; where files are gone, scan again first"
+            f"{units.plural(gone, 'caption')} {units.verb(gone, 'are')} kept that only the catalog has, as of a list; where files are gone, scan again first"
         )
     return tuple(notes)
 

@@ -22,7 +22,7 @@ from reelworks.annexes.lora.contents import StoredLayer
 from reelworks.annexes.lora.full_weights import FullWeights, bare_names, open_weights
 from reelworks.annexes.lora.request import ApplyLorasRequest
 from reelworks.annexes.lora.results import LayerResult, LoraResult, ratio
-from reelworks.core import files, log, requests, storage, user_files
+from reelworks.core import files, log, requests, storage, units, user_files
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.units import plural
 from reelworks.data.checkpoint import safetensors_header
@@ -264,7 +264,7 @@ def _edits_of(
             yield place.weight, _Edit(file, strength, layer, place.rows)
     if lost:
         raise UserError(
-            f"{len(lost):,} of its {len(layers):,} layers have no weight in the base: {first_few(lost)}",
+            f"{len(lost):,} of its {len(layers):,} layers {units.verb(len(lost), 'have')} no weight in the base: {first_few(lost)}",
             code="lora-does-not-fit",
             field="files",
             value=file.source,

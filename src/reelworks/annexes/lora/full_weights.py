@@ -9,6 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from reelworks.core import units
 from reelworks.core.errors import UserError, first_few
 from reelworks.data.checkpoint import load, locate, names, read_lock, state_file, verify
 from reelworks.data.checkpoint.folder import CheckpointFolder
@@ -96,7 +97,7 @@ def _require_numbers(facts: Mapping[str, TensorFacts]) -> None:
     ]
     if coded:
         raise UserError(
-            f"{len(coded):,} of its {len(facts):,} tensors are stored in 8 bits or fewer, or in whole numbers: {first_few(coded)}",
+            f"{len(coded):,} of its {len(facts):,} tensors {units.verb(len(coded), 'are')} stored in 8 bits or fewer, or in whole numbers: {first_few(coded)}",
             code="weights-quantised",
             remedy="name the weights in bfloat16, float16 or float32",
         )

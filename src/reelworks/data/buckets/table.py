@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from reelworks.core import arguments
+from reelworks.core import arguments, units
 from reelworks.core.arguments import checked
 from reelworks.core.arrays import I64
 from reelworks.core.errors import UserError
@@ -272,7 +272,7 @@ def _check_strides(resolution: Resolution, geometry: Geometry) -> None:
         side = round(resolution.pixels**0.5)
         raise UserError(
             f"this autoencoder takes multiples of {down} × {across} pixels, which {len(wrong)} of the "
-            f"{len(resolution.sizes)} sizes are not, for example {wrong[0][0]} × {wrong[0][1]}",
+            f"{len(resolution.sizes)} sizes {units.verb(len(wrong), 'are')} not, for example {wrong[0][0]} × {wrong[0][1]}",
             code="size-not-a-multiple",
             field="buckets.opensora",
             value=resolution.name,

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reelworks.core import blocks, hash_rng
+from reelworks.core import blocks, hash_rng, units
 from reelworks.core.arrays import I64, U64, Mask
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.store import Catalog
@@ -83,7 +83,8 @@ class Identity:
         elif how == "same":
             effect = 'clips already trained in this epoch are not trained again (set data.renamed_clips = "new" to train them)'
         for (before, now), number in sorted(self.renamed.items()):
-            clips = f"{number} clips are the same files" if number > 1 else "1 clip is the same file"
+            same = f"the same file{'s' if number > 1 else ''}"
+            clips = f"{units.plural(number, 'clip')} {units.verb(number, 'are')} {same}"
             change = f"seems to be `{now}` now" if before != now else "has other paths now"
             lines.append(f"dataset `{before}` {change}: {clips}; {effect}")
         return lines

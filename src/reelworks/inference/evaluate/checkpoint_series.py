@@ -314,7 +314,8 @@ class _Series:
         for one in found.values():
             self._record(store, one, other)
         if found:
-            logger.info("%d of %s are measured already", len(found), units.plural(len(infos), "checkpoint"))
+            are = units.verb(len(found), "are")
+            logger.info("%d of %s %s measured already", len(found), units.plural(len(infos), "checkpoint"), are)
         left = [info for info in infos if info.step not in found]
         skipped = [SkippedCheckpoint(info.step, why) for info in left if (why := damage(info.path))]
         left = [info for info in left if info.step not in {each.step for each in skipped}]

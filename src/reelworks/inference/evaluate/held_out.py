@@ -96,8 +96,8 @@ class EvaluatedModel:
             return replace(data, spec=replace(data.spec, split=1.0))
         if self.run is not None and (trained := _trained(RunFolder(self.run), data)):
             logger.warning(
-                f"{units.plural(trained, 'clip')} of those that are held out now were trained by this run, since near-duplicates "
-                "were measured or the clips changed after it: the loss is not that of clips that it never saw"
+                f"{units.plural(trained, 'clip')} of those that are held out now {units.verb(trained, 'were')} trained by this run, since "
+                "near-duplicates were measured or the clips changed after it: the loss is not that of clips that it never saw"
             )
         return data
 

@@ -169,7 +169,8 @@ def _jobs(request: GenerateRequest, on_note: Callable[[str], None]) -> list[_Job
     )
     missing = {path: of for path, of in files.items() if not path.exists()}
     if len(missing) < len(files):
-        on_note(f"{len(files) - len(missing)} of {len(files)} clips are there already")
+        there = len(files) - len(missing)
+        on_note(f"{there} of {units.plural(len(files), 'clip')} {units.verb(there, 'are')} there already")
     jobs = []
     for index in range(request.samples):
         own = [(prompt, path) for path, (prompt, i) in missing.items() if i == index]

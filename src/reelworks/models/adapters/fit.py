@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from reelworks.core import optional_imports
+from reelworks.core import optional_imports, units
 from reelworks.core.errors import UserError
 from reelworks.models import identify, registry
 from reelworks.models.adapters import closest, inject, key_mapping, release_layers, text_encoders
@@ -72,8 +72,8 @@ def fit_to_network(
     base = closest_base(shapes) if fit.unknown and not lines else ""
     shown = ", ".join(sorted(fit.unknown or fit.missing)[:_SHOWN])
     raise UserError(
-        f"a LoRA of another base or of other layers: {len(fit.unknown):,} of its {len(tensors):,} tensors fit no layer "
-        f"that is adapted here, and {len(fit.missing):,} of {total:,} here are missing in it, such as {shown}{base}",
+        f"a LoRA of another base or of other layers: {len(fit.unknown):,} of its {len(tensors):,} tensors {units.verb(len(fit.unknown), 'fit')} no layer "
+        f"that is adapted here, and {len(fit.missing):,} of {total:,} here {units.verb(len(fit.missing), 'are')} missing in it, such as {shown}{base}",
         code="lora-does-not-fit",
         remedy=f"set in [lora], as the file was trained:{pasted}"
         if lines

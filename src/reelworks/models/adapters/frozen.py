@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from reelworks.core import units
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.models.adapters.config import BaseStorage
@@ -306,7 +307,9 @@ class _RoundingProgress:
         self._done += 1
         if time.monotonic() - self._latest >= _SECONDS_BETWEEN_LINES:
             self._latest = time.monotonic()
-            logger.info(f"{self._done} of {self._layers} layers are rounded")
+            logger.info(
+                f"{self._done} of {units.plural(self._layers, 'layer')} {units.verb(self._done, 'are')} rounded"
+            )
 
 
 def _quantize_layer(

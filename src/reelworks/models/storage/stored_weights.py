@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from reelworks.core import units
 from reelworks.core.errors import UserError, first_few
 
 _ATTRIBUTE = "stored"
@@ -61,7 +62,7 @@ def require_finite(state: Mapping[str, Tensor]) -> None:
     ]
     if bad:
         raise UserError(
-            f"{len(bad):,} of its {len(state):,} tensors have values that are not finite: {first_few(bad)}",
+            f"{len(bad):,} of its {len(state):,} tensors {units.verb(len(bad), 'have')} values that are not finite: {first_few(bad)}",
             code="weights-not-finite",
             field="model.weights",
             remedy="name other weights, such as those of an earlier checkpoint, or download them again",

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from reelworks.core import user_files
+from reelworks.core import units, user_files
 from reelworks.core.errors import UserError, first_few
 from reelworks.models import hub
 from reelworks.models.storage import gguf_files, scaled_weights, stored_weights
@@ -248,7 +248,7 @@ def _shards(index: Path) -> list[Path]:
         raise _unreadable(index, "it is not an index of weights") from error
     if missing:
         raise UserError(
-            f"{len(missing)} of the {len(shards)} files of {index.name} are missing: {first_few(missing)}",
+            f"{len(missing)} of the {len(shards)} files of {index.name} {units.verb(len(missing), 'are')} missing: {first_few(missing)}",
             code="weights-shards-missing",
             remedy="download them too",
         )

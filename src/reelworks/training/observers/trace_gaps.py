@@ -10,6 +10,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from reelworks.core import units
+
 LARGE = 0.02  # of a step; smaller gaps are not listed
 _DEVICE_WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 
@@ -43,7 +45,7 @@ class Idle:
             return f"{idle}, and never for more than {LARGE:.0%} of a step at once"
         longest = self.gaps[0]
         return (
-            f"{idle}; {len(self.gaps)} gaps are longer than {LARGE:.0%} of a step, the longest {longest.ms:.2f} ms, "
+            f"{idle}; {units.plural(len(self.gaps), 'gap')} {units.verb(len(self.gaps), 'are')} longer than {LARGE:.0%} of a step, the longest {longest.ms:.2f} ms, "
             f"between {longest.after} and {longest.before}"
         )
 

@@ -290,7 +290,7 @@ def warnings(summary: PlanSummary) -> list[str]:
     more = len(unmatched) - _LINES_SHOWN
     if clips := summary.uneven_clips:
         lines.append(
-            f"{units.plural(clips, 'clip')} of variable frame rate {'is' if clips == 1 else 'are'} read frame by frame, so "
+            f"{units.plural(clips, 'clip')} of variable frame rate {units.verb(clips, 'are')} read frame by frame, so "
             "that motion is uneven and the frame rate that the model is told is an average; data.fps reads frames at even times"
         )
     lines += [f"exclude_file has {more} more lines that name no clip"] if more > 0 else []
@@ -301,7 +301,7 @@ def warnings(summary: PlanSummary) -> list[str]:
             "remove one of the datasets, or give it a name if this is intended"
         )
     for mirrored in summary.mirrored_sides:
-        count = units.plural(mirrored.clips, "caption") + (" names" if mirrored.clips == 1 else " name")
+        count = f"{units.plural(mirrored.clips, 'caption')} {units.verb(mirrored.clips, 'name')}"
         lines.append(
             f"the dataset {mirrored.dataset} has flip, but {count} left or right, which would be wrong of a "
             "mirrored clip; set flip = 0 there, or keep these clips in a dataset of their own"

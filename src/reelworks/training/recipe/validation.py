@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from safetensors import SafetensorError, safe_open
 
+from reelworks.core import units
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data.buckets import table, tuned
@@ -125,7 +126,7 @@ def require_companions(model: ModelConfig, given: Sequence[Collection[str]], pre
             remedy = "leave the others out, or choose a model that takes more (docs/reference/models.md)"
         elif 0 < count < len(given) and (name in ("control", "mask") or name in wants.companions.needs):
             why = ", and a batch cannot mix clips with and without one" if name in ("control", "mask") else ""
-            problem = f"only {count} of {len(given)} have a {name}{why}"
+            problem = f"only {count} of {len(given)} {units.verb(count, 'have')} a {name}{why}"
             remedy = f"give all of them a {name}" + (", or none" if name not in wants.companions.needs else "")
         elif not count and name in wants.companions.needs:
             problem, remedy = f"{model.name} needs a {name}", f"set {prefix}{name}"

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from reelworks.core import text_encoding, user_files
+from reelworks.core import text_encoding, units, user_files
 from reelworks.data.catalog.scan import caption_names
 from reelworks.data.catalog.scan.caption_names import CaptionFiles, CaptionNames, Range
 from reelworks.data.catalog.scan.list_columns import CAPTION_NAMES, NOTHING
@@ -197,9 +197,9 @@ class Waiting(Generic[T]):
         for key, clips in remarks.items():
             if clips:
                 what, remedy = _REMARKS[key]
-                having = "1 clip has" if len(clips) == 1 else f"{len(clips)} clips have"
+                having = f"{units.plural(len(clips), 'clip')} {units.verb(len(clips), 'have')}"
                 self.notes.append(f"{self._place}: {having} {what}; the first is {clips[0]}: {remedy}")
 
 
 def _are(number: int) -> str:
-    return "1 caption is" if number == 1 else f"{number} captions are"
+    return f"{units.plural(number, 'caption')} {units.verb(number, 'are')}"
