@@ -66,8 +66,13 @@ class Arg:
     @property
     def shown(self) -> str:
         """Its name in messages of the command line."""
+        return self.all_shown[0]
+
+    @property
+    def all_shown(self) -> list[str]:
+        """Its name in messages of the command line, and that of its opposite if it has one."""
         own = f"--{self.name.replace('_', '-')}" if self.is_option else self.metavar or self.name.upper()
-        return self.names[0].partition("/")[0] if self.names else own
+        return self.names[0].split("/") if self.names else [own]
 
 
 def arg(default: Any, help: str = "", **details: Any) -> Any:
@@ -122,7 +127,7 @@ def telling(request: type) -> Iterator[None]:
             options = {arg.name: arg.shown for arg in args}
             error.reword(field=options.get(error.field or "", error.field))
         else:
-            _name_fields(error, {arg.shown: arg.name for arg in args})
+            _name_fields(error, {shown: arg.name for arg in args for shown in arg.all_shown})
         raise
 
 

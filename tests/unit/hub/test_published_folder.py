@@ -5,6 +5,7 @@ The hub is a server on this machine that verifies what it gets; the client is th
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -606,13 +607,44 @@ def test_others_do_not_see_what_is_to_be_private(run, hub, theirs):
     assert hub.uploads.private == set()
 
 
+def test_the_option_that_a_repository_contradicts_is_the_one_that_was_given(run, hub):
+    do(run)
+    with refused("repository-visibility", "private", says="private already"):
+        do(run, private=False)
+    done = CliRunner().invoke(app, ["publish", str(run.path), "--to", NAME, "--public"])
+    assert done.exception.field == "--public"
+
+
 def test_a_folder_with_anything_in_it_is_not_written_to(run, tmp_path):
-    do(run, dry_run=True)
+    folder = do(run, dry_run=True).folder
+    (folder / "notes.txt").write_text("mine", encoding="utf-8")
+    with refused("folder-not-empty", "output", says="publish"):
+        do(run, dry_run=True)
+    (folder / "notes.txt").unlink()
+    (folder / "README.md").write_text("# Mine", encoding="utf-8")
     with refused("folder-not-empty", "output", says="publish"):
         do(run, dry_run=True)
     (tmp_path / "file").touch()
     with refused("folder-not-empty", "output"):
         do(run, dry_run=True, output=tmp_path / "file")
+
+
+def test_a_dry_run_is_given_again_as_its_notes_say(run, monkeypatch):
+    """One that fails leaves what the one before has written."""
+
+    def copy(_source, _target):
+        raise OSError(errno.ENOSPC, "no room")
+
+    folder = do(run, dry_run=True, formats=("diffusers", "comfyui")).folder
+    before = {path.name for path in folder.rglob("*")}
+    with monkeypatch.context() as patch, refused("file-unwritable", "output", says="no room"):
+        patch.setattr(neutral, "copy_preview", copy)
+        do(run, dry_run=True, formats=("kohya",))
+    assert {path.name for path in folder.rglob("*")} == before
+    again = do(run, dry_run=True, license="apache-2.0", formats=("diffusers",))
+    assert again.license == "apache-2.0"
+    assert {path.name for path in folder.iterdir()} == {file.path.partition("/")[0] for file in again.files}
+    assert not [*run.path.glob(".publish*")]
 
 
 def test_previews_that_are_damaged_or_elsewhere_are_left_out(run, tmp_path, caplog):

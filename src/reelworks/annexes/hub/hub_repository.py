@@ -80,8 +80,8 @@ class Repository:
             raise UserError(
                 f"the repository is {'private' if info.private else 'public'} already",
                 code="repository-visibility",
-                field="private",
-                value="private" if private else "public",
+                field="--private" if private else "--public",
+                value=name,
                 remedy=f"change it at {page(name)}/settings, or leave the option out",
             )
         return cls(name, bool(info.private), info.sha, files, text)

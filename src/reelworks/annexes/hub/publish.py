@@ -16,7 +16,7 @@ from reelworks.annexes.hub.card import Card, Licence, PublishedPreview
 from reelworks.annexes.hub.hub_repository import Repository
 from reelworks.annexes.hub.request import PublishRequest
 from reelworks.annexes.hub.trained import Trained
-from reelworks.core import files, requests
+from reelworks.core import files, requests, storage
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data.checkpoint.folder import CheckpointFolder
@@ -30,6 +30,7 @@ from reelworks.training.recipe import chosen_checkpoint, recipe_file
 from reelworks.training.recipe.recipe import Recipe
 
 _PREVIEWS = "previews"
+_CARD = "README.md"
 _TEMPORARY = ".publish-"
 _LEFT_BEHIND_SECONDS = 7 * 24 * 3600
 # By this name diffusers finds a LoRA in a repository.
@@ -90,8 +91,8 @@ def publish(request: PublishRequest) -> Published:
     if not request.dry_run:
         repository = Repository.ask_hub(request.to, request.private)
         if not request.replace:
-            repository.require_own(source.run_id, ["README.md"])
-    with _folder(request, run) as folder:
+            repository.require_own(source.run_id, [_CARD])
+    with _folder(request, source) as folder:
         notes, licence = _write(request, source, folder)
         names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
         written = [PublishedFile(name, (folder / name).stat().st_size) for name in names]
@@ -142,8 +143,12 @@ class _Source:
 
 
 @contextmanager
-def _folder(request: PublishRequest, run: RunFolder) -> Iterator[Path]:
-    """Yield an empty folder: the named one, or one in the run folder, which is removed at the end of an upload."""
+def _folder(request: PublishRequest, source: _Source) -> Iterator[Path]:
+    """Yield an empty folder: the named one, or one in the run folder, which is removed at the end of an upload.
+
+    One that the same run has written, and nobody has changed, is written anew.
+    """
+    run, former = source.run, None
     target = request.output or (run.path / "publish" if request.dry_run else None)
     if target is None:
         for left in run.path.glob(f"{_TEMPORARY}*"):  # by a process that was killed
@@ -155,7 +160,10 @@ def _folder(request: PublishRequest, run: RunFolder) -> Iterator[Path]:
             yield Path(name)
         return
     with files.writing("output", target):
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        if _is_own(target, source.run_id):
+            former = files.temporary_name(target)
+            storage.rename(target, former)
+        elif target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise UserError(
                 "it exists already" if target.is_dir() else "this is a file",
                 code="folder-not-empty",
@@ -168,7 +176,22 @@ def _folder(request: PublishRequest, run: RunFolder) -> Iterator[Path]:
         yield target
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)  # which was empty, so that the same command can be given again
+        if former is not None:
+            storage.rename(former, target)
         raise
+    if former is not None:
+        storage.rmtree_if_possible(former)
+
+
+def _is_own(folder: Path, run_id: str) -> bool:
+    """Return whether a folder holds what this run has published, as its card says, and nothing else."""
+    try:
+        text = (folder / _CARD).read_text("utf-8", "replace")
+        others = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and path != folder / _CARD]
+    except OSError:
+        return False
+    written = (path.parent.name == _PREVIEWS or path.suffix in (".safetensors", ".json", ".toml") for path in others)
+    return card.is_own(text, run_id) and all(written)
 
 
 def _write(request: PublishRequest, source: _Source, folder: Path) -> tuple[list[str], Licence | None]:
@@ -213,7 +236,7 @@ def _write(request: PublishRequest, source: _Source, folder: Path) -> tuple[list
     ).to_text()
     for part in source.trained.parts:
         files.write_bytes(folder / part.file, recipe_file.dump(part.recipe).encode())
-    files.write_bytes(folder / "README.md", text.encode(errors="replace"))
+    files.write_bytes(folder / _CARD, text.encode(errors="replace"))
     return notes, licence
 
 
