@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import reelworks as rw
 from reelworks.models.attention import attention_audit, attention_calls, torch_kernels
-from reelworks.models.attention.attention_calls import ATTEND, AttentionCall, Recorder, TensorLayout, mask_for
+from reelworks.models.attention.attention_calls import ATTEND, AttentionCall, CallKind, Recorder, TensorLayout, mask_for
 from reelworks.models.precision import audit
 from reelworks.testing import contract
 from reelworks.training.memory import meter
@@ -516,16 +516,24 @@ def test_calls_of_any_shape_that_torch_takes_are_compared(shapes, more, device):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
 def test_calls_of_nested_tensors_are_refused(layout):
-    def step():
-        if layout == torch.jagged:
-            clips = [torch.randn(4, 2, 8), torch.randn(7, 2, 8)]
-            query = torch.nested.nested_tensor(clips, layout=layout).transpose(1, 2)
-        else:
-            query = torch.nested.nested_tensor([torch.randn(2, 4, 8), torch.randn(2, 7, 8)], layout=layout)
-        functional.scaled_dot_product_attention(query, query, query)
-
     with refused("attention-nested", "step"):
-        rw.check_attention(step)
+        rw.check_attention(lambda: attend_nested(layout))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_calls_of_nested_tensors_go_on_beside_those_that_are_replaced(layout):
+    with torch_kernels.replacing({CallKind(4, 4, 8, 8, False, False): ["math"]}):
+        assert attend_nested(layout).is_nested
+
+
+def attend_nested(layout):
+    if layout == torch.jagged:
+        clips = [torch.randn(4, 2, 8), torch.randn(7, 2, 8)]
+        query = torch.nested.nested_tensor(clips, layout=layout).transpose(1, 2)
+    else:
+        query = torch.nested.nested_tensor([torch.randn(2, 4, 8), torch.randn(2, 7, 8)], layout=layout)
+    return functional.scaled_dot_product_attention(query, query, query)
 
 
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=4), st.randoms(use_true_random=False), st.integers(0, 7))

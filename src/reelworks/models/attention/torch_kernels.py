@@ -60,8 +60,10 @@ def replacing(names: Mapping[CallKind, Sequence[str]]) -> Iterator[None]:
         return
 
     def attend(former: Attend, *args: Any, **more: Any) -> Tensor:
-        # A kind is not asked for without need: of compiled code that knows no sizes it would ask them.
-        backends = instead.get(kind_of(*args, **more)) if instead else None
+        # A kind is not asked for without need: of compiled code that knows no sizes it would ask them, and some nested
+        # tensors have none.
+        is_asked = instead and not any(isinstance(each, Tensor) and each.is_nested for each in (*args, *more.values()))
+        backends = instead.get(kind_of(*args, **more)) if is_asked else None
         if backends is None:
             return former(*args, **more)
         with sdpa_kernel(backends, set_priority=True):
