@@ -43,14 +43,14 @@ def here() -> Gpu | None:
     return of_device(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
 
 
-def of_name(name: str, field: str) -> Gpu:
+def of_name(name: str) -> Gpu:
     """Return the GPU that someone names; raises `UserError` if it is not listed."""
     if (found := of_device(name)) is not None:
         return found
     raise UserError(
         "the speed of this GPU is not known",
         code="unknown-gpu",
-        field=field,
+        field="--gpu",
         value=name,
         remedy=f"{nearest(name, GPUS)}; one that is not listed is about as fast as another of its maker's line",
     )

@@ -55,23 +55,23 @@ def digest(state: Mapping[str, Tensor]) -> str:
     return running.hexdigest()
 
 
-def require_same(trained_on: Base, here: Base, field: str, value: str) -> None:
+def require_same(trained_on: Base, here: Base, checkpoint: str) -> None:
     """Refuse a LoRA that was trained on another base."""
     if trained_on.digest == here.digest and trained_on.text_encoders != here.text_encoders:
         then, now = (each.text_encoders and each.text_encoders[:8] for each in (trained_on, here))
         raise UserError(
             f"of text encoders, the LoRA was trained with {then or 'none'}, and here it has {now or 'none'}",
             code="lora-of-other-texts",
-            field=field,
-            value=value,
+            field="checkpoint",
+            value=checkpoint,
             remedy="set lora.text_encoders, text_encoder.name, text_encoder.weights and seed as they were",
         )
     if trained_on.digest != here.digest:
         raise UserError(
             f"the LoRA was trained on {trained_on}, but the base here is {here}",
             code="lora-of-another-base",
-            field=field,
-            value=value,
+            field="checkpoint",
+            value=checkpoint,
             remedy="set model.name and model.weights as they were, and for fresh weights the seed",
         )
 

@@ -326,7 +326,7 @@ def _with_overrides(lines: Sequence[Line], request: NewLoraRequest, found: Folde
     made_with = f"\n# {MADE_WITH}{toml_writer.literal(request.given)}" if request.data else ""
     title = f"A LoRA of {found.to_text()} on {request.preset}.{made_with}"
     values = recipe_file.with_overrides(toml.parse(toml_writer.write("", lines)), request.overrides)
-    return toml_writer.write(title, toml_writer.lines_of(values, lines, "as given with --set"))
+    return toml_writer.write(title, toml_writer.lines_of(values, lines))
 
 
 def _placeholder_length(recipe: Recipe, estimate: Estimate, gpu: Gpu) -> tuple[int, float]:

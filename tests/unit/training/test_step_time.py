@@ -160,8 +160,8 @@ def test_a_gpu_is_found_by_the_longest_name() -> None:
     names = {"NVIDIA H200": 989.4, "NVIDIA H100 PCIe": 756.0, "NVIDIA H100 80GB HBM3": 989.4, "NVIDIA L40S": 362.0}
     assert {name: gpus.of_device(name).tflops for name in names} == names
     assert gpus.of_device("NVIDIA GeForce GTX 1080") is None
-    assert gpus.of_name("h100", "--gpu") == H100
+    assert gpus.of_name("h100") == H100
     with pytest.raises(UserError) as refused:
-        gpus.of_name("RTX 4091", "--gpu")
+        gpus.of_name("RTX 4091")
     assert (refused.value.field, refused.value.value) == ("--gpu", "RTX 4091")
     assert "RTX 4090" in str(refused.value)

@@ -158,7 +158,7 @@ def test_shards_divide_what_is_sharded() -> None:
     parts = ("gradients", "optimizer", "ema")
     assert [sharded[part] for part in parts] == [alone[part] // 4 for part in parts]
     assert [replicated[part] for part in parts] == [alone[part] for part in parts]
-    made, gpu = recipe_file.parse(RECIPE), gpus.of_name("H100", "--gpu")
+    made, gpu = recipe_file.parse(RECIPE), gpus.of_name("H100")
     measured = estimate.sizes(made, estimate.network(made))
     assert sharded["weights"] - alone["weights"] // 4 == measured.in_use_bytes  # whole ones, while they are in use
     for told, world, strategy in ((alone, 1, "auto"), (sharded, 4, "auto"), (replicated, 4, "replicated")):

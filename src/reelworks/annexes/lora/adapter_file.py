@@ -131,11 +131,11 @@ def open_adapter(source: str, field: str) -> Iterator[AdapterFile]:
 
 
 @contextmanager
-def look_into(source: str, field: str) -> Iterator[AdapterFile]:
+def look_into(source: str) -> Iterator[AdapterFile]:
     """Open a file of any tensors, whose problems are in its contents."""
-    path = weights.require_file(source, field)
-    with weights.telling(field, source, anew=False), TensorFiles([path]) as tensors:
-        file = AdapterFile(field, source, tensors, tensors.metadata)
+    path = weights.require_file(source, "file")
+    with weights.telling("file", source, anew=False), TensorFiles([path]) as tensors:
+        file = AdapterFile("file", source, tensors, tensors.metadata)
         try:
             file.header = files.header(str(path))
         except UserError as error:

@@ -55,7 +55,7 @@ def info(request: LoraInfoRequest) -> LoraInfo:
     Raises:
         UserError: It is no whole .safetensors file.
     """
-    with look_into(str(request.file), "file") as file:
+    with look_into(str(request.file)) as file:
         layers: list[LayerResult] = []
         problems = {str(error.problem): None for error in file.contents.problems}
         with log.stage("reading", lambda: f"{len(layers)} of {len(file.layers)} layers"):

@@ -82,16 +82,16 @@ def check_contract(contract: Contract, table: str = "precision") -> None:
             value=name_of(contract.master),
             remedy="set master to float32",
         )
-    _require(contract, table, "reduction", "compute", "sums over ranks would lose precision of each rank's gradients")
+    _require(contract, table, "reduction", "sums over ranks would lose precision of each rank's gradients")
     if contract.master is not None:
-        _require(contract, table, "storage", "compute", "weights cannot restore bits that they do not store")
+        _require(contract, table, "storage", "weights cannot restore bits that they do not store")
 
 
-def _require(contract: Contract, table: str, wide: str, narrow: str, why: str) -> None:
-    wider, narrower = getattr(contract, wide), getattr(contract, narrow)
+def _require(contract: Contract, table: str, wide: str, why: str) -> None:
+    wider, narrower = getattr(contract, wide), contract.compute
     if wider is not None and _WIDTH[wider] < _WIDTH[narrower]:
         raise UserError(
-            f"narrower than {narrow} ({name_of(narrower)}): {why}",
+            f"narrower than compute ({name_of(narrower)}): {why}",
             code="dtype-narrower",
             field=f"{table}.{wide}",
             value=name_of(wider),

@@ -106,7 +106,7 @@ def require_base(checkpoint: Path, base: Base | None) -> Base | None:
     """
     trained_on = lora.lora_base_of(checkpoint)
     if trained_on is not None and base is not None:
-        require_same(trained_on, base, "checkpoint", str(checkpoint))
+        require_same(trained_on, base, str(checkpoint))
     return trained_on
 
 

@@ -68,7 +68,7 @@ class PlanRequest:
     @property
     def named_gpu(self) -> Gpu | None:
         """The GPU that --gpu names; raises `UserError` if it is not known."""
-        return None if self.gpu is None else gpus.of_name(self.gpu, "--gpu")
+        return None if self.gpu is None else gpus.of_name(self.gpu)
 
     @property
     def run(self) -> Path | None:

@@ -38,8 +38,8 @@ def tables(lines: Iterable[Line]) -> str:
     return "\n\n".join("\n".join([table] * bool(table) + [str(key) for key in keys]) for (table, _), keys in grouped)
 
 
-def lines_of(values: Mapping[str, Any], known: Sequence[Line], why: str) -> list[Line]:
-    """Return the lines of plain values, in the order of known ones and with their reasons; others have `why`."""
+def lines_of(values: Mapping[str, Any], known: Sequence[Line]) -> list[Line]:
+    """Return the lines of plain values, in the order of known ones and with their reasons; others were given with `--set`."""
     found: dict[tuple[str, int, str], Any] = {}
     for key, value in values.items():
         tables = value if isinstance(value, list) and value and isinstance(value[0], dict) else [value]
@@ -57,7 +57,15 @@ def lines_of(values: Mapping[str, Any], known: Sequence[Line], why: str) -> list
     for place in places:
         line = reasons.get(place)
         same = line is not None and line.value == found[place]
-        lines.append(Line(place[0], place[2], found[place], line.why if line is not None and same else why, place[1]))
+        lines.append(
+            Line(
+                place[0],
+                place[2],
+                found[place],
+                line.why if line is not None and same else "as given with --set",
+                place[1],
+            )
+        )
     return lines
 
 
