@@ -378,7 +378,7 @@ def _quality_facts(data: RunData) -> list[Fact]:
     losses = [e["loss"] for e in data.events_of("validation") if e.get("loss") is not None]
     facts = []
     if losses:
-        change = (losses[-1] - losses[0]) / abs(losses[0]) if losses[0] else 0.0
+        change = (losses[-1] - losses[0]) / losses[0] if losses[0] else 0.0
         percent = f"{100 * change:+.0f} %".replace("-", "−")
         note = f"from {units.loss(losses[0])} ({percent}) over {units.plural(len(losses), 'validation')}"
         facts.append(Fact("Validation loss", units.loss(losses[-1]), note))

@@ -90,7 +90,7 @@ def test_clips_of_a_file_of_prompts_differ_by_their_seeds_and_stay_if_they_are_t
     notes: list[str] = []
     written = clip_files.generate(request, notes.append)
     assert {clip.path.name: clip.options.seed for clip in written} == {"a-0.mp4": 5, "b-0.mp4": 5, "b-1.mp4": 6}
-    assert notes == ["1 of 4 clips are there already"]
+    assert notes == ["1 of 4 clips is there already"]
     assert (folder / "a-1.mp4").read_bytes() == b"of before"
 
 

@@ -288,7 +288,7 @@ def test_a_file_of_another_network_is_not_applied(tmp_path: Path) -> None:
     layers = list(update)
     base = {f"{layer}.weight": torch.zeros(value.shape) for layer, value in update.items()}
     cases = {
-        r"1 of its 3 layers have no weight": {f"{layer}.weight": base[f"{layer}.weight"] for layer in layers[:2]},
+        r"1 of its 3 layers has no weight": {f"{layer}.weight": base[f"{layer}.weight"] for layer in layers[:2]},
         r"3 of its 3 layers have no weight": {f"other.{key}": value for key, value in base.items()},
         r"of another network: the update of \S+ has \[12, 8\], and \S+ needs \[12, 9\]": base
         | {f"{layers[0]}.weight": torch.zeros(12, 9)},

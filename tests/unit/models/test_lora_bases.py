@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
+from reelworks.core import units
 from reelworks.models import base_model, factory
 from reelworks.models.adapters import frozen, inject
 from reelworks.models.adapters.config import LoraConfig
@@ -115,7 +116,7 @@ def test_rounding_says_how_far_it_is(caplog, monkeypatch):
     first, *further = [record.getMessage() for record in caplog.records if "layers" in record.getMessage()]
     count = int(first.split()[1])
     assert first == f"rounding {count} layers to int8"
-    assert further == [f"{done} of {count} layers are rounded" for done in range(1, count + 1)]
+    assert further == [f"{done} of {count} layers {units.verb(done, 'are')} rounded" for done in range(1, count + 1)]
 
 
 @pytest.mark.parametrize("base", [None, "float32", *FORMATS])

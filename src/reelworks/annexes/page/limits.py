@@ -114,7 +114,7 @@ def ask(clips: ClipView, dataset: str, ranges: Mapping[str, ColumnRange], moved:
     least = most = None
     if moved in values:
         others = [passes[name] for name in passes if name != moved]
-        rest = np.logical_and.reduce([~np.isnan(values[moved]), *others])
+        rest = np.logical_and.reduce([np.ones(len(among), dtype=np.bool_), *others])
         ends = given[moved]
         least = _side(among, values[moved], ends.least, ends.above, inside, rest, sign=1)
         most = _side(among, values[moved], ends.most, ends.below, inside, rest, sign=-1)
