@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 from test_lora import lora, on_file, pictures
 
+from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.core.words import of_recipe
@@ -112,7 +113,11 @@ def test_a_killed_measurement_goes_on_and_measures_nothing_twice(
     assert (tmp_path / "calls").stat().st_size == 3 + 2  # the third was killed, and is measured again
     assert [one.step for one in series.checkpoints] == [1, 2, 3, 4]
     assert len({one.values["counted"] for one in series.checkpoints}) == 4
+    unfinished = files.temporary_name(series.checkpoints[2].clips[0])
+    unfinished.write_bytes(b"a part")
+    os.utime(unfinished, (0, 0))
     again = measured(run, metrics=(metric,))
+    assert not unfinished.exists()
     assert (tmp_path / "calls").stat().st_size == 5
     assert again == series
     assert measured(run, "2,4", metrics=(metric,)).checkpoints == [series.checkpoints[1], series.checkpoints[3]]

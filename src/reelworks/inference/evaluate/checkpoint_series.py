@@ -316,6 +316,7 @@ class _Series:
         if found:
             are = units.verb(len(found), "are")
             logger.info("%d of %s %s measured already", len(found), units.plural(len(infos), "checkpoint"), are)
+        files.sweep_below(self.folder)  # clips that killed measurements did not finish
         left = [info for info in infos if info.step not in found]
         skipped = [SkippedCheckpoint(info.step, why) for info in left if (why := damage(info.path))]
         left = [info for info in left if info.step not in {each.step for each in skipped}]
