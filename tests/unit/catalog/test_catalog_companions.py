@@ -80,7 +80,10 @@ def test_what_fits_is_found_and_what_does_not_is_said(folder, tmp_path):
         "same": "same.mkv", "deep/same": "deep/same.mp4", "still": "still.jpg", "long": "long.mp4",
         "picture": "picture.webp",
     }  # fmt: skip
-    assert {Problem(p) for p in made.problem} == set(Problem) - {Problem.NOTHING_SHOWN}  # of sounds alone
+    assert {Problem(p) for p in made.problem} == set(Problem) - {
+        Problem.NOTHING_SHOWN,
+        Problem.NOT_ANOTHER,
+    }  # of sounds, and of pairs
 
 
 def test_ranges_of_a_video_whose_rate_varies_fit_its_copy(tmp_path):
@@ -162,6 +165,24 @@ def test_as_many_sources_as_a_clip_needs_at_least_are_enough():
         found.append(CompanionMatches("source", {}, clips, has, problem, np.zeros(3, np.int64)))
     companions.excuse(clips, found, {"data": 1})
     assert [each.problem.tolist() for each in found] == [[Problem.NONE, Problem.NONE, Problem.MISSING]] * 2
+
+
+@pytest.mark.parametrize(("kind", "problem"), [("rejected", Problem.NOT_ANOTHER), ("control", Problem.NONE)])
+def test_a_rejected_clip_is_another_one(tmp_path, kind, problem):
+    """Of a pair of equal ones nothing is learnt: the loss of the preference stays log 2."""
+    for name in ("clips", "worse"):
+        (tmp_path / name).mkdir()
+        write_picture(tmp_path / name / "same.png", 7)
+        write_picture(tmp_path / name / "other.png", ord(name[0]))
+    sources = [Source("shots", tmp_path / "clips"), Source(f"shots:{kind}", tmp_path / "worse")]
+    scan_sources(sources, tmp_path / "catalog", workers=1)
+    live = Catalog.open(tmp_path / "catalog").live()
+    clips = companions.without(live)
+    made = companions.find(clips, live, kind, {"shots": str(tmp_path / "worse")})
+    index = clips.path.to_pylist().index("same.png")
+    assert (made.problem[index], made.problem[1 - index]) == (problem, Problem.NONE)
+    if problem != Problem.NONE:
+        assert made.explain(clips, index).endswith("same.png is the clip itself, so that nothing is preferred")
 
 
 def test_sounds_are_companions_of_sources_alone(folder, tmp_path):

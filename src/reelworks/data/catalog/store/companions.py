@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from reelworks.core import digests
 from reelworks.core.arrays import I64, Mask
 from reelworks.core.errors import UserError
 from reelworks.data.catalog import sources as sources_of
@@ -42,6 +43,7 @@ class Problem(IntEnum):
     OTHER_RATE = 6
     OTHER_ASPECT = 7
     NOTHING_SHOWN = 8
+    NOT_ANOTHER = 9
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class CompanionMatches:
             Problem.OTHER_RATE: f"has {rows.fps[row]:g} frames a second, the clip {clips.fps[index]:g}",
             Problem.OTHER_ASPECT: f"is {rows.width[row]} × {rows.height[row]} pixels, "
             f"the clip {clips.width[index]} × {clips.height[index]}",
+            Problem.NOT_ANOTHER: "is the clip itself, so that nothing is preferred",
             Problem.NOTHING_SHOWN: "is a sound, and the clip has no source with pictures beside it",
         }[problem]
         return f"{self.kind} {rows.file(row)} {description}"
@@ -132,6 +135,10 @@ def find(
         problem[mine] = np.where(index < 0, Problem.MISSING, np.where(several, Problem.SEVERAL, Problem.NONE))
     matched = np.flatnonzero((row >= 0) & (problem == Problem.NONE))
     problem[matched] = _compare(clips, matched, companions, row[matched])
+    if kind == "rejected":
+        own, theirs = clips.content_keys()[matched], companions.content_keys()[row[matched]]
+        same = (own == theirs) & (own != digests.NO_CONTENT) & (problem[matched] == Problem.NONE)
+        problem[matched[same]] = Problem.NOT_ANOTHER
     ratio = np.full(len(clips), ALIGNED, dtype=np.int64)
     if own_sizes:
         problem[problem == Problem.OTHER_ASPECT] = Problem.NONE
