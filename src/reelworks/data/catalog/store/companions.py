@@ -136,8 +136,8 @@ def find(
     matched = np.flatnonzero((row >= 0) & (problem == Problem.NONE))
     problem[matched] = _compare(clips, matched, companions, row[matched])
     if kind == "rejected":
-        own, theirs = clips.content_keys()[matched], companions.content_keys()[row[matched]]
-        same = (own == theirs) & (own != digests.NO_CONTENT) & (problem[matched] == Problem.NONE)
+        own, other = clips.content_keys()[matched], companions.content_keys()[row[matched]]
+        same = (own == other) & (own != digests.NO_CONTENT) & (problem[matched] == Problem.NONE)
         problem[matched[same]] = Problem.NOT_ANOTHER
     ratio = np.full(len(clips), ALIGNED, dtype=np.int64)
     if own_sizes:
