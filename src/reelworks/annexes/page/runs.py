@@ -90,8 +90,7 @@ def pulse(context: Context, key: str) -> Json:
 def data(context: Context, run: RunFolder) -> RunData:
     """Return the contents of a run's folder, with so many steps as a plot shows, and without coverage."""
     index = context.index(run)
-    steps, others = index.steps(), index.valid_others()
-    events = sorted([*others, *steps], key=lambda event: event.get("step", 0))
+    events = [*index.valid_others(), *index.steps()]  # in order within each kind
     repeated = index.num_steps - len(index.valid_steps())
     return run_data.of_events(run, index.sessions(), events, [], index.speed(), repeated)
 
