@@ -26,24 +26,24 @@ class Part(NamedTuple):
 
 PARTS = {
     # What a loop of one's own needs.
-    "core": Part(("core",), 2_662, 1_600),
-    "data": Part(("data",), 16_139, 12_400),
+    "core": Part(("core",), 2_668, 1_600),
+    "data": Part(("data",), 16_151, 12_400),
     # What a training needs beside it.
-    "models": Part(("models",), 10_954, 8_600),
-    "training": Part(("training",), 12_587, 9_700),
-    "inference": Part(("inference",), 2_679, 2_400),
-    "commands": Part(("commands",), 1_487, 1_200),
+    "models": Part(("models",), 10_957, 8_600),
+    "training": Part(("training",), 12_599, 9_700),
+    "inference": Part(("inference",), 2_682, 2_400),
+    "commands": Part(("commands",), 1_489, 1_200),
     "reports": Part(("reports",), 1_411, 1_250),
-    "quickstart": Part(("quickstart",), 840, 500),
+    "quickstart": Part(("quickstart",), 841, 500),
     "demo and testing": Part(("demo", "testing"), 1_105, 1_100),
     # What comes after a training, or stands beside it.
     "adapter files": Part(("annexes/lora",), 1_945, 1_450),
     "doctor": Part(("annexes/doctor",), 206, 170),
-    "captions": Part(("annexes/captions",), 1_675, 1_350),
+    "captions": Part(("annexes/captions",), 1_687, 1_350),
     "cluster": Part(("annexes/cluster",), 163, 160),
     "quality": Part(("annexes/quality",), 2_115, 1_950),
     "learning": Part(("annexes/learning",), 870, 700),
-    "hub": Part(("annexes/hub",), 654, 580),
+    "hub": Part(("annexes/hub",), 671, 580),
     "imports": Part(("annexes/imports",), 6_456, 4_850),
     "page": Part(("annexes/page",), 2_938, 2_700),
 }
