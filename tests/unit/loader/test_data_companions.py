@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from prepare_files import clip, opened, picture, recipe
 from refused import refused
 
 from reelworks.data.buckets.assign import Reason
-from reelworks.data.loader import decode_requests, position
+from reelworks.data.loader import data_spec, decode_requests, position
 
 
 def made(tmp_path: Any, **keys: str | float) -> Any:
@@ -86,6 +87,17 @@ def test_a_changed_mask_changes_the_data_and_not_the_clips(folder: Any) -> None:
     assert after.rows.ordinal.tolist() == before.rows.ordinal.tolist()
     former = type(before).open(made(folder), before.catalog.version)
     assert former.digest == before.digest
+
+
+@pytest.mark.parametrize("kind", ["control", "source", "loss_mask", "mask", "rejected"])
+def test_where_companions_of_any_kind_lie_shapes_no_plan(folder: Any, kind: str) -> None:
+    data = opened(made(folder))
+
+    def digest(place: str) -> str:
+        datasets = tuple(one.model_copy(update={kind: place}) for one in data.spec.datasets)
+        return data_spec.plan_digest(replace(data.spec, datasets=datasets), data.table, data.exclude_list)
+
+    assert digest("here") == digest("there")
 
 
 def test_companions_that_all_lack_are_said_as_the_reason(folder: Any) -> None:

@@ -255,12 +255,14 @@ def test_a_forecast_is_for_any_number_of_ranks(folder: Path) -> None:
     assert (told["micro_batches_per_step"], told["same_bucket_run"], told["world"]) == (6, 3, 3)
     fixed = files.recipe(folder, train={"max_epochs": 1, "micro_batches_per_step": 8, "same_bucket_run": 4})
     assert plan_forecast.step_shape(fixed, 3) == (8, 4)
-    wrong = files.recipe(folder, train={"max_epochs": 1, "micro_batches_per_step": 8})
+    uneven = files.recipe(folder, train={"max_epochs": 1, "micro_batches_per_step": 8})
+    assert plan_forecast.step_shape(uneven, 3) == (8, 8)
+    wrong = files.recipe(folder, train={"max_epochs": 1, "gradient_accumulation_steps": 2, "same_bucket_run": 4})
     with refused(
-        "run-length-must-divide", "train.same_bucket_run", says="must divide micro_batches_per_step, which is 8"
+        "run-length-must-divide", "train.same_bucket_run", says="must divide micro_batches_per_step, which is 6"
     ) as caught:
         plan_forecast.step_shape(wrong, 3)
-    assert (caught.value.field, caught.value.value) == ("train.same_bucket_run", 3)
+    assert (caught.value.field, caught.value.value) == ("train.same_bucket_run", 4)
     with refused("unknown-micro-batch-count", "train.micro_batches_per_step") as caught:
         plan_forecast.step_shape(files.recipe(folder, train={"max_epochs": 1}), 10**9)
     assert caught.value.field == "train.micro_batches_per_step"

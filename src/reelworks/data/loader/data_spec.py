@@ -100,6 +100,8 @@ _NOT_OF_A_PLAN = {
     *SHOWING,
     *["path", "root", "clip_seconds", "scene_cuts", "control", "source", "min_sources", "loss_mask"],
 }
+# Likewise; as plans have them that are without.
+_PLACES = dict.fromkeys(("mask", "rejected"))
 # Left out where they are not set, so that plans that know nothing of them keep their digests.
 _LATER = {"resolutions": None, "lengths": None, "duplicates": "keep"}
 
@@ -117,7 +119,7 @@ def plan_digest(spec: DataSpec, table: BucketTable, exclude_list: ExcludeList) -
         counts.append([*spec.source_multiple, *([] if spec.picture_side is None else [spec.picture_side])])
     elif all(count == counts[0] and count[1] is None for count in counts):
         counts = []
-    datasets = [d.model_dump(exclude=_NOT_OF_A_PLAN) | {"name": d.dataset_name} for d in spec.datasets]
+    datasets = [d.model_dump(exclude=_NOT_OF_A_PLAN) | {"name": d.dataset_name} | _PLACES for d in spec.datasets]
     return digests.digest_json(
         [
             [[b.name, *b.shape.__dict__.values(), b.batch_size] for b in table.buckets],

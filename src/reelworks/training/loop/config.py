@@ -24,8 +24,8 @@ class TrainConfig(Config):
         max_clips: Clips trained, each use as one, after which training ends; a step is not cut.
         gradient_accumulation_steps: Micro-batches per rank and step.
         micro_batches_per_step: G; default: ranks at the run's start x gradient_accumulation_steps.
-        same_bucket_run: L, consecutive micro-batches of one bucket; default: ranks at the start, or their greatest
-            common divisor with G.
+        same_bucket_run: L, consecutive micro-batches of one bucket; default: ranks at the start, or G if they do
+            not divide it.
         step_seconds: Longest planned time of a micro-batch whose batch_size is "auto": of the clips that fit into
             memory, as many as take no longer, by the times in buckets.tuned. A single clip may take longer.
         optimizer: Prodigy and Adafactor need whole weights; the others work on shards, too. Muon updates the matrices

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -194,7 +193,8 @@ def step_shape(recipe: Recipe, world: int, begun: int | None = None) -> tuple[in
     """Return the micro-batches per step and the `same_bucket_run` of a run on `world` ranks that began with `begun`, or as many."""
     train, begun = recipe.train, begun or world
     steps = train.micro_batches_per_step or begun * train.gradient_accumulation_steps
-    width = train.same_bucket_run or math.gcd(begun, steps)
+    # So that ranks that work at the same time have shapes of one bucket.
+    width = train.same_bucket_run or (steps if steps % begun else begun)
     if steps < world:
         raise UserError(
             f"a step has {units.plural(steps, 'micro-batch')}, so some of {world} ranks would have nothing to do",
