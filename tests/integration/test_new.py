@@ -301,6 +301,12 @@ def test_what_is_said_of_a_picture_is_what_the_plan_of_the_recipe_does_with_it()
         r"1 of 8 pictures is smaller than .* enlarged or cropped, .* mixed/small\.png \(24 × 16\) left out:", told
     )
     assert re.search(r"left out: mixed/broken\.png \(unreadable: .*\), mixed/wide\.png \(no_bucket: .*4000 × 8", told)
+    chosen = ["--set", "dataset.0.filter=not contains(path, 'wide')"]
+    told = reelworks(
+        "new", "lora", "--model", "wan-tiny", "--data", "mixed", "--trigger", "cup", "-o", "n.toml", *chosen
+    )
+    assert "broken.png" in told
+    assert "wide.png" not in told, "it is left out on purpose"
 
 
 def test_a_folder_of_nothing_that_can_be_trained_is_told_as_such() -> None:

@@ -87,6 +87,8 @@ def test_the_other_model_is_sampled_in_its_own_way():
     own = flux(samples={"prompts": ["x"], "model": "flux-schnell", "weights": "mine", "num_inference_steps": 6})
     assert preview_model.recipe_of(own).model.weights == "mine"
     assert defaults.sampled(own).num_inference_steps == 6
+    control = flux(samples={"prompts": ["x"], "model": "flux-control", "weights": "mine"})  # which has none published
+    assert preview_model.recipe_of(control).model.weights == "mine"
     plain = flux()
     assert preview_model.recipe_of(plain) is plain
 

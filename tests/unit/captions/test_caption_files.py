@@ -50,7 +50,7 @@ def lines(file: Path) -> list[dict]:
 def test_each_clip_gets_its_caption_and_the_record_tells_how(data: Path) -> None:
     done = run(data, trigger="rwmug", max_words=30)
     assert texts(data) == {name: f"rwmug, {text}" for name, text in EXPECTED.items()}
-    assert (done.clips, done.captioned, done.kept, done.failed) == (5, 5, 0, ())
+    assert (done.clips, done.captioned, done.kept, done.failed, done.notes) == (5, 5, 0, (), ())
     began, *clips_, ended = lines(data / record.NAME)
     assert began["how"]["command"] == SED
     assert (began["how"]["trigger"], began["how"]["max_words"]) == ("rwmug", 30)
@@ -374,6 +374,13 @@ def test_a_catalog_is_captioned_beside_its_files_or_into_a_list(data: Path, tmp_
     assert any(f'root = "{data}"' in note for note in listed.notes)
     assert run(tmp_path / "catalog").captioned == 5
     assert texts(data) == EXPECTED
+
+
+def test_captions_that_only_a_catalog_has_are_counted(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "some.csv").write_text("path,text\np0.png,a mug\np1.png,\n", encoding="utf-8")
+    scan_sources([Source.from_path(str(tmp_path / "some.csv"), root=str(data))], tmp_path / "catalog", workers=1)
+    (note,) = run(tmp_path / "catalog").notes
+    assert note.startswith("1 captions are kept that only the catalog has")
 
 
 def test_captions_of_a_list_are_known_by_its_catalog(data: Path, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ def test_the_verb(tmp_path: Path) -> None:
     told = json.loads(out)
     assert (told["captioned"], told["kept"], len(told["failed"])) == (1, 0, 1)
     assert told["failed"][0]["clip"].endswith("b.png")
+    assert "the trigger word is in no caption" in told["notes"][0]
     assert (tmp_path / "a.txt").read_text(encoding="utf-8") == "A cat.\n"
     (tmp_path / "b.png").unlink()
     code, out = invoke(str(tmp_path), "--command", CAT)

@@ -15,6 +15,8 @@ import places
 import plan_summaries
 import pytest
 import saved_run
+import tiny_families
+import tiny_recipe
 import torch
 from PIL import Image
 from refused import refused
@@ -39,6 +41,11 @@ from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import progress
 
 RECIPE = saved_run.RECIPE
+OF_SD = tiny_recipe.least(
+    bucket=[{"resolution": "64px", "num_frames": 1}],
+    objective={"name": "epsilon"},
+    **tiny_families.recipe_of("sd1.5-tiny", "a/b"),
+)
 OPTIONS = GenerateOptions(Shape(1, 16, 24), 24.0, 1, 2.0, 0)
 
 
@@ -305,6 +312,7 @@ def test_a_checkpoint_is_generated_with_in_the_size_that_trained_it(
         ({"rank": 16}, {"rank": 16, "alpha": 8.0}, "lora.alpha = 8.0: the checkpoint's LoRA has alpha 16"),
         ({"rank": 16}, {"rank": 16, "alpha": 16.0}, None),
         ({"dora": True}, {}, "lora.dora = False: the checkpoint's LoRA has dora true"),
+        ({"text_encoders": True}, {}, "lora.text_encoders = False: the checkpoint's LoRA has text_encoders true"),
         ({"type": "lokr"}, {"type": "lokr", "decompose_factor": 2}, 'has decompose_factor "none"'),
         ({}, {"targets": ["to_q"]}, None),  # which may name the same layers
         ({}, None, r"lora: the checkpoint of step 2 is of a training of a LoRA\n  remedy: write the \[lora\]"),
@@ -322,7 +330,8 @@ def test_a_lora_goes_on_with_its_own_settings(
     """Where the rank differs, the rank is told, and not the alpha that follows from it."""
 
     def recipe_of(lora: dict[str, object] | None) -> Recipe:
-        return recipe_file.parse(RECIPE if lora is None else RECIPE | {"lora": lora})
+        base = OF_SD if "text_encoders" in (trained or {}) else RECIPE
+        return recipe_file.parse(base if lora is None else base | {"lora": lora})
 
     run = RunFolder(tmp_path / "run")
     run.create()

@@ -10,11 +10,11 @@ import media_makers as media
 import pytest
 from PIL import Image
 
-from reelworks.annexes.imports import importer
+from reelworks.annexes.imports import cli, importer
 from reelworks.annexes.imports.draft import Clip
 from reelworks.annexes.imports.importer import Imported
 from reelworks.annexes.imports.request import ImportRequest
-from reelworks.annexes.imports.rules import Fate
+from reelworks.annexes.imports.rules import Fate, ImportedKey
 from reelworks.annexes.imports.trainer import FormerBuckets
 from reelworks.training.recipe import recipe_file
 from reelworks.training.recipe.recipe import Recipe
@@ -197,6 +197,23 @@ def test_a_step_that_several_processes_share_makes_a_warm_up_shorter(
         command = f"{MUSUBI.replace('python', launch)} {options}"
         _, read = imported(tmp_path, f'[general]\ncaption_extension = ".txt"\n{block}', ".toml", command)
     assert read.train.warmup_steps == 8 // processes
+
+
+def test_a_name_with_dots_has_the_captions_beside_it(tmp_path: Path) -> None:
+    config = onetrainer(concept(pictures(tmp_path / "v1.5", 2, ending=".edited")))
+    for i in range(2):
+        (tmp_path / "v1.5" / f"{i}.txt").rename(tmp_path / "v1.5" / f"{i}.edited.txt")
+    made, _ = imported(tmp_path, config, ".json")
+    assert made.clips is not None
+    assert (made.clips.former_trained, made.clips.other_captions) == (2, {})
+
+
+def test_settings_of_datasets_are_told_once_if_the_same_became_of_them() -> None:
+    remarks = ["dataset.0.flip = true", "dataset.1.flip = true", "flip: not for videos"]
+    keys = [ImportedKey(f"datasets.{i}.flip", True, Fate.TAKEN, remark) for i, remark in enumerate(remarks)]
+    alike, other = cli._lines(keys, every=False)
+    assert alike.endswith("(2 times): dataset.*.flip = true")
+    assert other.endswith(remarks[2])
 
 
 def test_ai_toolkit_names_no_clip_whose_trigger_is_replaced(tmp_path: Path) -> None:

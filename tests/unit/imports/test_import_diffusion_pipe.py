@@ -69,6 +69,13 @@ def write(folder: Path, main: dict[str, Any], dataset: dict[str, Any]) -> tuple[
     return folder / "main.toml", folder / "dataset.toml"
 
 
+def test_checkpoints_after_examples_come_after_the_steps_that_train_as_many(tmp_path: Path) -> None:
+    main = {"model": {"type": "wan", "diffusion_model": "x.safetensors"}, "optimizer": {"type": "adamw", "lr": 1e-4}}
+    main |= {"micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "save_every_n_examples": 64}
+    _, recipe = converted(tmp_path, *write(tmp_path, main, {"resolutions": [512], "directory": [{"path": "a"}]}))
+    assert recipe.checkpoints.every_steps == 8
+
+
 @pytest.mark.parametrize(
     ("kind", "shift"),
     [("z_image", 3.158), ("ernie_image", 1.878), ("flux2", 1.878), ("hunyuan_image", 1.649), ("ltx2", 1.649)],

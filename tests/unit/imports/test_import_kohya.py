@@ -144,6 +144,15 @@ def test_numbers_and_switches_may_be_texts_and_null_is_the_trainers_default(tmp_
     assert fates(made)["datasets.0.subsets.1.image_dir"] == Fate.TAKEN
 
 
+@pytest.mark.parametrize(
+    ("setting", "is_lora"), [("network_dim", True), ("network_alpha", True), ("max_train_epochs", False)]
+)
+def test_a_setting_of_networks_alone_tells_that_one_is_trained(tmp_path: Path, setting: str, is_lora: bool) -> None:
+    config = file(tmp_path, "c.toml", f'pretrained_model_name_or_path = "x.safetensors"\n{setting} = 4')
+    _, recipe = converted(tmp_path, config, trainer="sd-scripts", model="sdxl")
+    assert (recipe.lora is not None) == is_lora
+
+
 def test_noise_of_sdxl(tmp_path: Path) -> None:
     """Its noise is that of sd-scripts; flow matching is trained without most of it there."""
     options = (

@@ -11,6 +11,7 @@ import prepare_files as files
 import pytest
 from refused import refused
 
+from reelworks.annexes.page import clips
 from reelworks.core import toml_none
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.loader import left_out
@@ -51,6 +52,15 @@ SMALLER = {("0.png", "32px ×1"): 1, ("1.png", "32px ×1"): 1}
 
 def test_without_them_a_clip_takes_the_largest_entry(folder):
     assert uses(opened(folder)) == {**PICTURES, ("long.mp4", "64px ×5"): 1, ("short.mp4", "64px ×5"): 1}
+
+
+def test_the_page_shows_each_clip_at_the_first_size_that_it_fills(folder):
+    """And not as one that is left out, though the small picture fills no use but its second."""
+    data = opened(folder, resolutions=["64px", "32px"])
+    view = clips._assign(data)
+    assert view.reason.tolist() == [Reason.NONE] * len(data.rows)
+    entries = [str(data.table.entries[data.table.buckets[b].entry]) for b in view.bucket.tolist()]
+    assert set(zip(data.rows.path.to_pylist(), entries, strict=True)) == uses(opened(folder)).keys()
 
 
 def test_each_resolution_that_a_clip_fills_uses_it_once(folder):

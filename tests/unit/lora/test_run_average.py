@@ -90,6 +90,17 @@ def run_of(
     return run
 
 
+def log_segments(run: RunFolder, *segments: tuple[float, Sequence[int]]) -> None:
+    """Log that each segment went on where the one before it ended, and trained its steps with its own `ema_decay`."""
+    log, last = EventLog(run.events_file), 0
+    for decay, steps in segments:
+        kept = run.keep_recipe(FULL.replace(str(DECAY), str(decay)))
+        log.write("start", step=last, recipe=kept, resumed_from=last or None)
+        for step in steps:
+            log.write("step", step=step)
+        last = steps[-1]
+
+
 @pytest.mark.parametrize("sigma_rel", [0.02, 0.05, 0.1, 0.2, 0.28])
 def test_the_power_of_a_width_is_that_of_the_paper(sigma_rel: float) -> None:
     """The deviation of the shares is the width; γ of 6.94 and 16.97 are the paper's own examples, for 0.10 and 0.05."""
@@ -165,12 +176,8 @@ def test_stored_averages_have_the_profile_of_the_decay_that_each_step_had(tmp_pa
     steps, changed, name = [20, 40, 60], 20, "a.weight"
     run = RunFolder(tmp_path / "run")
     run.create()
-    log, store = EventLog(run.events_file), CheckpointFolder(run.checkpoints_folder)
-    for decay, resumed, trained in ((0.9, None, [20]), (0.3, changed, [40, 60])):
-        kept = run.keep_recipe(FULL.replace(str(DECAY), str(decay)))
-        log.write("start", step=resumed or 0, recipe=kept, resumed_from=resumed)
-        for step in trained:
-            log.write("step", step=step)
+    store = CheckpointFolder(run.checkpoints_folder)
+    log_segments(run, (0.9, [20]), (0.3, [40, 60]))
     for step in steps:
         commit.save(store, step, {part: {name: torch.full((2,), float(step))} for part in ("model", "ema")})
     found = average.average(AverageRunRequest(run=run.path, output=tmp_path / "a.safetensors", sigma_rel=0.1))
@@ -207,12 +214,12 @@ def test_a_lora_is_averaged_as_training_averages_it(tmp_path: Path) -> None:
 
 
 def test_averages_that_a_stage_began_anew_are_combined_since_then(tmp_path: Path) -> None:
-    """As in a run that begins where the stage does; the trained weights are those of one way, whatever averages do."""
+    """As in a run that begins where the stage does, whose decay alone counts; the trained weights are those of one way."""
     border, name = 100, "a.weight"
     way = trajectory(4, 3, seed=0)
     run = RunFolder(tmp_path / "run")
     run.create()
-    run.keep_recipe(FULL)
+    log_segments(run, (0.5, [50, border]), (DECAY, [120, 200, 300]))
     store = CheckpointFolder(run.checkpoints_folder)
 
     def save(step: int, began: int) -> None:

@@ -212,6 +212,10 @@ def test_a_cure_gives_what_it_says(folder: Path, tmp_path: Path, world: int, epo
     assert suffices == sorted(suffices, reverse=True)
     assert any(suffices) == (world == 1)  # at two, most steps of so few pictures are uneven
     assert any(one["batch_sizes"] for one in told["proposals"])
+    for one in told["proposals"]:
+        alone = [other for other in told["proposals"] if not other["batch_sizes"] or other["incomplete_batch"] == "pad"]
+        if one not in alone:
+            assert not any(other["suffices"] or other["waste"] <= one["waste"] for other in alone)
     written = tmp_path / "recipe.toml"
     written.write_text(recipe_file.dump(made), encoding="utf-8")
     for one in told["proposals"]:

@@ -135,6 +135,14 @@ def test_a_new_recipe_proposes_lengths_at_the_rate_of_the_model(folder: Path) ->
     assert sorted(survey.survey(data.rows, data.spec.datasets).videos[:, 0].tolist()) == [6, 12, 30]
 
 
+def test_pictures_are_no_clips_without_sound(tmp_path: Path) -> None:
+    files.clip(tmp_path / "data" / "a.mp4", 9)
+    files.picture(tmp_path / "data" / "b.png")
+    data = files.opened(wan(tmp_path))
+    found = survey.survey(data.rows, data.spec.datasets)
+    assert (len(found.pictures), len(found.videos), found.silent) == (1, 1, 1)
+
+
 def test_showings_of_a_survey_count_repeats_of_each_dataset(folder: Path) -> None:
     data = RecipeData.open(wan(folder))
     clips = len(data.rows)

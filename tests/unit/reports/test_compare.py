@@ -115,6 +115,25 @@ def test_previews_of_no_common_step_are_each_runs_last(runs, tmp_path):
     assert [(row.prompt, row.previews[0]) for row in rows] == [("only here", None)]
 
 
+def test_previews_that_a_page_has_no_room_for_are_left_out(runs, monkeypatch):
+    data = compare.compare(runs).data
+    whole = [preview.uri for row in compare._previews(data)[1] for preview in row.previews]
+    monkeypatch.setattr(compare, "MAX_PREVIEW_BYTES", sum(map(len, whole[::2])) + 1)
+    kept = [preview and preview.uri for row in compare._previews(data)[1] for preview in row.previews]
+    assert kept[::2] == whole[::2]
+    assert not any(kept[1::2])
+
+
+def test_the_best_validation_is_among_those_that_are_comparable_to_the_last(runs):
+    losses = [(0.1, "others", True), (0.3, "these", True), (0.4, "these", True), (0.2, "these", False)]
+    events = [
+        {"kind": "validation", "step": step, "loss": loss, "measured_on": clips, "is_comparable": is_comparable}
+        for step, (loss, clips, is_comparable) in enumerate(losses)
+    ]
+    found = compare._results(replace(compare.compare(runs).data[0], events=events), "first")
+    assert (found.validation_loss, found.best_validation_loss, found.best_validation_step) == (0.4, 0.3, 1)
+
+
 def test_one_run_and_no_run_are_refused(runs, tmp_path):
     done = CliRunner().invoke(app, ["compare", str(runs[0].path)])
     assert "two to 8 runs" in str(done.exception)
