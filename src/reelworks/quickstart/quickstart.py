@@ -151,8 +151,8 @@ def make(request: NewLoraRequest, on_progress: Callable[[ScanProgress], None] | 
     remarks = [*footage.remarks, *drafted.sizes.remarks]
     for size in drafted.sizes.filled:
         remarks += size.remarks(left_out)
-    if left_out:
-        remarks.append(f"left out: {first_few([*left_out.values()])}")
+    if faults := [*filter(None, left_out.values())]:
+        remarks.append(f"left out: {first_few(faults)}")
     if not registry.PRESETS[request.preset].release:
         remarks.append(f"{request.preset} starts from fresh weights and is meant for experiments")
     if request.weights is not None and file_facts.has_text_encoders(request.weights):
@@ -286,7 +286,7 @@ def _choose(request: NewLoraRequest, footage: _Footage) -> _Draft:
 def _finished(request: NewLoraRequest, draft: _Draft, gpu: Gpu) -> tuple[list[Line], tuple[int, float], dict[str, str]]:
     """Return the lines with the settings that save memory, and what follows from the first epoch.
 
-    That is the length, in steps and seconds of each, and the clips that are left out, each with a text by its name.
+    That is the length, in steps and seconds of each, and the clips that are left out, as `_first_epoch` returns them.
     """
     lines = draft.lines
     for tier in draft.choice.tiers:
@@ -295,9 +295,9 @@ def _finished(request: NewLoraRequest, draft: _Draft, gpu: Gpu) -> tuple[list[Li
     if lora is not None and lora.base is None:  # codes do not go with all settings
         lines = [line for line in lines if (line.table, line.key) != ("[lora]", "base")]
     clips, showings, left_out = _first_epoch(_read(lines, request.path, request.overrides), bool(request.data))
-    if left_out and not clips:
+    if (faults := [*filter(None, left_out.values())]) and not clips:
         raise UserError(
-            f"nothing in it can be trained: {first_few([*left_out.values()])}",
+            f"nothing in it can be trained: {first_few(faults)}",
             code="empty-epoch",
             field="--data",
             value=", ".join(map(str, request.data)),
@@ -370,15 +370,15 @@ def _vram_bytes(request: NewLoraRequest) -> int | None:
 def _first_epoch(recipe: Recipe, scanned: bool) -> tuple[int, int, dict[str, str]]:
     """Return the clips of the first epoch and their showings, of which there are more if some are repeated.
 
-    Beside them are those that it leaves out, but for those without a caption, which are counted, and those that the recipe
-    leaves out on purpose.
+    Beside them are those that it leaves out, each with a text by its name; the text is empty for those without a caption,
+    which are counted, and for those that the recipe leaves out on purpose.
     """
     if not scanned:
         return survey.PLACEHOLDER.clips, survey.PLACEHOLDER.clips, {}
     data = RecipeData.open(recipe)
     entries = data.entries(0)
-    found = by_reason(*data.assignment(0))
-    found = [r for r in found if not (r.reason.is_planned or r.reason.is_chosen or r.reason is Reason.NO_CAPTION)]
-    named = rejections.named(data, found)
-    told = {each.path: f"{each.path} ({reason}: {each.detail})" for reason, few in named.items() for each in few}
+    found = [r for r in by_reason(*data.assignment(0)) if not r.reason.is_planned]
+    told = {name: "" for r in found for name in data.rows.labels(r.row)}
+    named = rejections.named(data, [r for r in found if not (r.reason.is_chosen or r.reason is Reason.NO_CAPTION)])
+    told |= {each.path: f"{each.path} ({reason}: {each.detail})" for reason, few in named.items() for each in few}
     return len(np.unique(entries.uid)), len(entries.uid), told
