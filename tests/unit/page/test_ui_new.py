@@ -14,7 +14,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from refused import refused
 from starlette.testclient import TestClient
-from tests.makers import durable, page_client, prepare_files
+from tests.makers import durable, page_client, prepare_files, tiny_recipe
 
 from reelworks.annexes.page import app, new_api, recipe_files, recipe_form, uploads, workspace
 from reelworks.annexes.page.guard import TOKEN_HEADER
@@ -70,8 +70,22 @@ def test_weights_of_the_hub_are_downloaded_unless_they_are_here(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     (tmp_path / "models--a--here" / "snapshots").mkdir(parents=True)
-    names = ["a/here", "a/there", "/a/b", "./a", "a", str(tmp_path / "x")]
+    names = ["a/here", "a/here@0a1b", "a/there", "/a/b", "./a", "a", str(tmp_path / "x")]
     assert [name for name in names if new_api._must_be_downloaded(name)] == ["a/there"]
+
+
+def test_all_weights_that_a_recipe_names_are_told_to_be_downloaded_once() -> None:
+    model = {"name": "wan-2.1-i2v-14b", "weights": "a/model", "image_encoder": "a/sees"}
+    lora = {"rank": 2, "weights": "a/lora"}
+    values = tiny_recipe.least(
+        model=model,
+        lora=lora,
+        autoencoder={"name": "wan-2.1", "weights": "a/model"},
+        text_encoder={"name": "wan", "weights": "a/text"},
+        samples={"prompts": ["a mug"], "weights": "a/shown"},
+    )
+    named = ["a/model", "a/lora", "a/text", "a/sees", "a/shown"]
+    assert new_api._downloads(recipe_file.parse(values)) == named
 
 
 def test_an_upload_is_the_file_that_was_sent(page: TestClient, folder: Path) -> None:

@@ -20,10 +20,10 @@ from reelworks.core import toml
 from reelworks.core.errors import UserError
 from reelworks.core.results import Json
 from reelworks.data.media import formats
-from reelworks.models import registry
+from reelworks.models import hub, registry
 from reelworks.models.family import Preset
 from reelworks.quickstart import ready_recipes
-from reelworks.training.recipe import toml_text
+from reelworks.training.recipe import toml_text, weight_sources
 from reelworks.training.recipe.recipe import Recipe
 
 _MOST_COUNTED = 20_000  # files of a folder
@@ -211,19 +211,16 @@ def _check(context: Context, text: str, path: Path) -> Json:
 
 def _downloads(recipe: Recipe) -> list[str]:
     """Return the hub ids that training takes weights from, unless they are in the cache already."""
-    parts: list[Any] = [recipe.model, recipe.autoencoder, recipe.text_encoder, recipe.sound]
-    named = [getattr(part, "weights", None) for part in parts if part is not None]
-    named.append(recipe.model.image_encoder)
-    presets = (name if name not in registry.PRESETS else registry.release_of(name).weights for name in named if name)
-    return [name for name in dict.fromkeys(presets) if name and _must_be_downloaded(name)]
+    return [name for name in dict.fromkeys(weight_sources.by_key(recipe).values()) if _must_be_downloaded(name)]
 
 
 def _must_be_downloaded(name: str) -> bool:
     """Return whether a place of weights is a hub id, and none that is in the cache already."""
     from huggingface_hub import constants
 
-    is_id = name.count("/") == 1 and not name.startswith(("/", ".")) and not Path(name).exists()
-    return is_id and not Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "snapshots").exists()
+    repository = hub.strip_revision(name).replace("/", "--")
+    is_id = hub.is_id(name) and not name.startswith(".") and not Path(name).expanduser().exists()
+    return is_id and not Path(constants.HF_HUB_CACHE, f"models--{repository}", "snapshots").exists()
 
 
 def _edit_values(draft: RecipeDraft) -> tuple[Json, UserError | None]:

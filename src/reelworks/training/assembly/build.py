@@ -34,7 +34,7 @@ from reelworks.models.storage import file_facts, weights
 from reelworks.models.vision import VisionEncoder
 from reelworks.training.encoding.encoders import FrozenEncoders, SoundTrack
 from reelworks.training.encoding.lazy import Lazy
-from reelworks.training.recipe import preview_model
+from reelworks.training.recipe import weight_sources
 from reelworks.training.recipe.dataset import sound_spec
 from reelworks.training.recipe.recipe import Recipe
 from reelworks.training.step import compiled_encoder, optimizer_names
@@ -68,32 +68,20 @@ class TrainedModel:
 def require_sources(recipe: Recipe, *, resumed: bool = False, trains: bool = True) -> dict[str, str]:
     """Check that all weights that a recipe names exist, before any of them is read.
 
-    If the run is resumed, the LoRA comes from a checkpoint, and lora.weights is not needed; a network that is not to be
-    trained needs no training adapter.
+    A network that is not to be trained needs no training adapter.
 
     Returns:
         Hub ids with the commits of the sources that are on the hub, by recipe key.
     """
-    lora = None if recipe.lora is None or resumed else recipe.lora.weights
-    sources = {
-        "model.weights": recipe.model.weights,
-        "lora.weights": lora,
-        "autoencoder.weights": recipe.autoencoder.weights,
-        "text_encoder.weights": recipe.text_encoder.weights,
-        "model.image_encoder": recipe.model.image_encoder,
-        "sound.weights": None if recipe.sound is None else recipe.sound.weights,
-    }
-    if trains and recipe.samples.prompts and recipe.samples.has_model:
-        sources["samples.weights"] = preview_model.recipe_of(recipe).model.weights
-    places: dict[str, Path] = {}
+    sources, places = weight_sources.by_key(recipe, resumed=resumed, trains=trains), dict[str, Path]()
     for field, source in sources.items():
-        if source is not None and source not in places:
+        if source not in places:
             places[source] = weights.require_there(source, field)
     if trains and recipe.model.weights is not None:
         _compare_objective(recipe, places[recipe.model.weights])
     if trains and recipe.lora is not None and recipe.lora.training_adapter is not None:
         weights.require_file(recipe.lora.training_adapter, "lora.training_adapter")
-    pinned = {field: hub.pin_commit(source, places[source]) for field, source in sources.items() if source is not None}
+    pinned = {field: hub.pin_commit(source, places[source]) for field, source in sources.items()}
     return {field: hub_id for field, hub_id in pinned.items() if hub_id is not None}
 
 
