@@ -26,6 +26,7 @@ from reelworks.models.config import ModelConfig
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.training.assembly import build
 from reelworks.training.assembly import preview_model as previews
+from reelworks.training.loop import start
 from reelworks.training.recipe import preview_model, recipe_file, release_notes
 
 __all__ = ["lora", "pictures"]
@@ -160,10 +161,12 @@ def test_a_warning_names_ways_that_the_model_has():
     assert "and leave lora.dora out" in warning("minimax-h3", lora=LoraConfig(dora=True))
 
 
-def test_a_distilled_model_is_warned_of_until_something_prevents_the_loss():
+def test_a_distilled_model_is_warned_of_until_something_prevents_the_loss(caplog, monkeypatch):
     """FLUX.1-schnell with a LoRA alone; not with an adapter, nor where all weights are trained, nor on another model."""
     schnell = {"name": "flux-schnell", "weights": "black-forest-labs/FLUX.1-schnell"}
-    assert "lora.training_adapter" in (release_notes.distilled_warning(flux(model=schnell)) or "")
+    monkeypatch.setattr(start.build, "require_sources", lambda recipe, resumed: {})
+    start.require_weights(flux(model=schnell), resumed=False)
+    assert any(r.levelname == "WARNING" and "lora.training_adapter" in r.getMessage() for r in caplog.records)
     adapted = flux(model=schnell, lora={"rank": 2, "training_adapter": "adapter.safetensors"})
     for recipe in (adapted, flux(model=schnell, lora=None), flux()):
         assert release_notes.distilled_warning(recipe) is None

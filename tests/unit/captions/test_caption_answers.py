@@ -96,6 +96,11 @@ def test_no_caption_has_what_the_advice_on_captions_calls_leftovers() -> None:
     assert "captions_leftovers" not in {one.name for one in caption_advice.advise(rows(*written))}
 
 
+def test_brackets_in_brackets_are_no_fault_of_the_program() -> None:
+    with pytest.raises(CaptionFailed):
+        caption_of("[" * 2500)
+
+
 @pytest.mark.parametrize(("answer", "reason"), REFUSED)
 def test_what_is_no_caption_is_refused(answer: str, reason: str) -> None:
     with pytest.raises(CaptionFailed, match=reason) as caught:

@@ -57,7 +57,7 @@ from reelworks.training.encoding.request_key import FileDigests
 from reelworks.training.encoding.stored_batches import StoredLatents
 from reelworks.training.observers.validation import Validator
 from reelworks.training.plan import plan_forecast
-from reelworks.training.precompute import encoding
+from reelworks.training.precompute import ahead, encoding
 from reelworks.training.recipe import dataset, recipe_file
 from reelworks.training.recipe.dataset import RecipeData
 
@@ -102,6 +102,15 @@ def encode(recipe: dict[str, Any]) -> EncodingForecast:
     assert progress.done == forecast.clips
     assert progress.captions == forecast.captions
     return forecast
+
+
+def test_what_came_into_a_folder_since_is_reached_and_not_deleted_as_lost(recipe: dict[str, Any]) -> None:
+    encode(recipe)
+    for name in ("p0.png", "p0.txt"):
+        file = Path(recipe["dataset"][0]["path"]) / name
+        file.with_stem("new").write_bytes(file.read_bytes())
+    _, chunks = ahead.reached(recipe_file.parse(recipe))
+    assert sum(len(chunk.clips) for chunk in chunks) == CLIPS + 1
 
 
 def missing(recipe: dict[str, Any]) -> tuple[int, int]:
@@ -243,6 +252,15 @@ def test_only_what_loaders_read_of_a_folder_is_what_an_encoder_is(tmp_path: Path
             former = seen[-1:]
             seen.append(identity())
             assert (former == seen[-1:]) == (name in unread), name
+
+
+def test_a_file_of_weights_is_its_content_and_that_of_the_config_beside_it(tmp_path: Path) -> None:
+    config, found = AutoencoderConfig(name="sdxl", weights=str(tmp_path / "vae.safetensors")), []
+    for name in ("vae.safetensors", "other.safetensors", "config.json", "vae.safetensors", "config.json"):
+        (tmp_path / name).write_text(f"{name} {len(found)}", encoding="utf-8")
+        found.append(request_key.encoder_id(config, "autoencoder.weights", FileDigests(tmp_path / "known.json")))
+    assert found[0] == found[1]
+    assert len({*found}) == 4
 
 
 def test_an_image_encoder_is_what_its_files_hold_and_those_of_its_pictures(tmp_path: Path) -> None:

@@ -301,11 +301,12 @@ def test_deletions_of_two_processes_take_only_what_they_name(tmp_path: Path) -> 
     assert not [problem for _, problem in late.verify() if problem]
 
 
+@pytest.mark.parametrize("is_read", [False, True])
 @pytest.mark.parametrize("doing", ["open", "refresh", "table", "verify"])
 def test_what_another_process_deletes_meanwhile_is_no_damage(
-    doing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    doing: str, is_read: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before each index that is read."""
+    """Before each index that is read, or after."""
     number, read_table = 0, store_module.pq.read_table
     calls = [number]
     while calls[0] >= number:
@@ -317,9 +318,10 @@ def test_what_another_process_deletes_meanwhile_is_no_damage(
             *args: Any, calls: list[int] = calls, other: EncodedStore = other, number: int = number, **options: Any
         ) -> Any:
             calls[0] += 1
+            rows = read_table(*args, **options) if is_read else None
             if calls[0] == number:
                 other.remove({wanted(n).key for n in (1, 2, 3)})
-            return read_table(*args, **options)
+            return read_table(*args, **options) if rows is None else rows
 
         with monkeypatch.context() as patch:
             patch.setattr(store_module.pq, "read_table", meanwhile)

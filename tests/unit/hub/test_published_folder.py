@@ -462,6 +462,14 @@ def test_files_of_others_are_replaced_only_if_asked_for(run, hub, theirs):
     assert held(hub)["README.md"] != theirs["README.md"]
 
 
+def test_weights_of_others_without_a_card_are_replaced_only_if_asked_for(run, hub, tmp_path):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "pytorch_lora_weights.safetensors").write_bytes(b"theirs")
+    hub.put(NAME, tmp_path / "theirs")
+    with refused("repository-taken", "to", says=r"pytorch_lora_weights\.safetensors"):
+        do(run)
+
+
 def test_a_card_that_was_edited_on_the_hub_is_not_lost(run, hub):
     do(run)
     folder = hub.repositories[NAME]["main"]

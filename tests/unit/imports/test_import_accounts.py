@@ -208,6 +208,18 @@ def test_a_name_with_dots_has_the_captions_beside_it(tmp_path: Path) -> None:
     assert (made.clips.former_trained, made.clips.other_captions) == (2, {})
 
 
+def test_a_name_that_simpletuner_shows_has_blanks_in_place_of_underscores(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "mug", 2, ending="_mug")
+    for i in range(2):
+        (folder / f"{i}.txt").rename(folder / f"{i}_mug.txt").write_text(f"{i} mug", encoding="utf-8")
+    backend = {"id": "mug", "type": "local", "instance_data_dir": str(folder), "caption_strategy": "filename"}
+    backends = [{**backend, "resolution": 256, "resolution_type": "pixel"}]
+    config = {"model_family": "flux", "model_type": "lora", "max_train_steps": 9, "data_backend_config": backends}
+    made, _ = imported(tmp_path, config, ".json")
+    assert made.clips is not None
+    assert (made.clips.former_trained, made.clips.other_captions) == (2, {})
+
+
 def test_settings_of_datasets_are_told_once_if_the_same_became_of_them() -> None:
     remarks = ["dataset.0.flip = true", "dataset.1.flip = true", "flip: not for videos"]
     keys = [ImportedKey(f"datasets.{i}.flip", True, Fate.TAKEN, remark) for i, remark in enumerate(remarks)]

@@ -598,6 +598,12 @@ def test_the_model_is_told_by_the_end_of_its_path(tmp_path: Path, path: str, pre
     assert converted(tmp_path, command=command("flux_train_network.py", path, ""))[1].model.name == preset
 
 
+@pytest.mark.parametrize(("weights", "preset"), [("z_image_turbo_bf16", "z-image-turbo"), ("z_image_bf16", "z-image")])
+def test_a_model_of_musubi_is_told_by_the_name_of_its_weights(tmp_path: Path, weights: str, preset: str) -> None:
+    arguments = f"python zimage_train_network.py --dit {weights}.safetensors --network_module networks.lora_zimage"
+    assert converted(tmp_path, command=arguments)[1].model.name == preset
+
+
 def test_sizes_are_multiples_of_the_autoencoder_of_the_model(tmp_path: Path) -> None:
     config = file(tmp_path, "clips.toml", '[general]\nresolution = [1016, 1016]\n[[datasets]]\nimage_directory = "v"\n')
     for model, side in (("flux-dev", 1008), ("flux2-dev", 1008), ("hunyuan-image-2.1", 992), ("wan-2.2-5b", 992)):

@@ -574,3 +574,11 @@ def test_a_converted_lora_is_not_bound_to_the_range_of_one_factor_of_float16(tmp
     assert after == pytest.approx(before, rel=1e-3)
     save_file({name: random(*value.shape, seed=3).half() for name, value in tensors.items()}, source)
     assert convert.convert(ConvertLoraRequest(**asked, overwrite=True)).relative_error == 0
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "a.safetensors.index.json"])
+def test_a_file_or_the_parts_of_one_are_replaced_only_if_asked_for(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("{}", encoding="utf-8")
+    with refused("output-file-invalid", "output", says="exists already"):
+        output.require_target(tmp_path / "a.safetensors", overwrite=False)
+    output.require_target(tmp_path / "a.safetensors", overwrite=True)

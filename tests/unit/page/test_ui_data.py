@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from reelworks.annexes.page import clips, guard, jobs, library, thumbnails
+from reelworks.annexes.page import clips, distributions, guard, jobs, library, thumbnails
 from reelworks.annexes.page.datasets import Datasets
 from reelworks.annexes.page.jobs import PageJob
 from reelworks.annexes.page.workspace import key_of
@@ -184,6 +184,11 @@ def test_orders(shown):
 def test_pages_of_clips_join_to_all_clips(shown):
     pages = [clip for offset in (0, 3, 6) for clip in shown.clips(offset=offset, limit=3)["clips"]]
     assert pages == shown.clips()["clips"]
+
+
+@pytest.mark.parametrize("step", [1e-3, 0.2, 5.0, 1000.0])
+def test_bars_are_no_wider_than_a_round_number_that_is_enough(step):
+    assert distributions._round_step(step * (1 + 1e-12)) == pytest.approx(step)
 
 
 def test_distributions_count_each_readable_clip_once(shown):

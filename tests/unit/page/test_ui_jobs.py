@@ -45,6 +45,9 @@ def test_a_command_runs_and_its_value_and_error_are_told(queue, tmp_path):
     listed = ended(queue, queue.add("plan", "help", ["plan", "--help"], tmp_path))
     assert listed.state == "done"
     assert "Forecast" in queue.tail(listed.id)
+    for printed, value in (('{"steps": 3}', {"steps": 3}), ('{"error": {"code": "x"}}', None), ("{", None)):
+        queue._file(listed, ".out").write_text(printed, encoding="utf-8")
+        assert queue.result(listed.id) == value
 
 
 def test_trainings_wait_for_one_another_and_can_be_taken_out(tmp_path):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,8 @@ from starlette.testclient import TestClient
 from tests.makers import page_client, prepare_files
 
 from reelworks.annexes.page.jobs import PageJob
-from reelworks.annexes.page.workspace import key_of
+from reelworks.annexes.page.plan_sessions import PlanSessions
+from reelworks.annexes.page.workspace import Workspace, key_of
 from reelworks.core import results
 from reelworks.training.plan import plan_forecast
 from reelworks.training.recipe import dataset, recipe_file
@@ -98,6 +101,17 @@ def key(page: TestClient, name: str = "cats") -> str:
 
 def outline(page: TestClient, key: str, controls: Any, part: str = "outline") -> Any:
     return page.get(f"/api/plan/{key}/{part}", params={"controls": json.dumps(controls)})
+
+
+def test_what_a_page_no_longer_waits_for_is_not_computed(tmp_path: Path) -> None:
+    async def is_disconnected() -> bool:
+        return True
+
+    computed: list[int] = []
+    request: Any = SimpleNamespace(is_disconnected=is_disconnected)
+    sessions = PlanSessions(Workspace([tmp_path]), opened=SimpleNamespace())  # type: ignore[arg-type]
+    assert asyncio.run(sessions.answer(request, lambda: computed.append(1))).status_code == 499
+    assert not computed
 
 
 @pytest.mark.parametrize("move", MOVES.values(), ids=list(MOVES))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -212,6 +213,12 @@ def test_a_tokenizer_counts_tokens_and_unknown_words(tmp_path: Path):
     needs = caption_needs.find(text_encoder=str(tmp_path))
     assert needs.encoder is not None
     assert needs.encoder.max_tokens == 8
+    shutil.copytree(tmp_path / "tokenizer", tmp_path / "both" / "tokenizer_2")
+    made.model_max_length = 4  # as that of CLIP beside T5
+    made.save_pretrained(str(tmp_path / "both" / "tokenizer"))
+    both = caption_needs.find(text_encoder=str(tmp_path / "both")).encoder
+    assert both is not None
+    assert both.max_tokens == 8
     captions = ["a cat " * 5, "a cat", "a qrx"]
     long = advice("captions_long", needs, captions)
     assert long is not None

@@ -414,7 +414,7 @@ def test_other_segments_of_the_epoch_tell_what_they_know_without_it(told, tmp_pa
     took = {s.step for s in epochs(told.run)[0].steps[lost]}
     shutil.rmtree(records.path(told.run, (0, 0, lost)))
     (epoch,) = clip_history.cover(told.run).epochs
-    assert [one.segment for one in epoch.lost] == [lost]
+    assert ([one.segment for one in epoch.lost], epoch.problems) == ([lost], [])
     after = {c["uid"]: c["epochs"][0] for c in _clips(told)}
     assert after.keys() == before.keys()
     for uid, was in before.items():

@@ -337,6 +337,14 @@ def test_a_rest_of_sound_is_as_loud_as_what_is_before_it() -> None:
         assert silent == 0.0
 
 
+@pytest.mark.parametrize("loudest", [0, 1])
+def test_the_level_of_silence_is_the_quietest_one(loudest: int) -> None:
+    samples = np.zeros((48_000, 1), dtype=np.int16)
+    samples[0] = loudest
+    sampled = SampledClip(Path("a.wav"), False, 1, 1, 1, 24.0, samples=samples, sample_rate=48_000)
+    assert SoundLevel().values(sampled) == (-100.0, 1.0, 0.0)
+
+
 def test_pictures_lack_what_needs_neighbours_and_have_all_else(picture: drawn.Frame, tmp_path: Path) -> None:
     found = values(drawn.write_picture(tmp_path / "a.jpg", picture))
     lacks = {"motion", "static", "cuts", "flashes", "loudness", "silent", "clipped_sound"}

@@ -148,9 +148,15 @@ def test_a_start_that_more_ranks_may_join_says_how_many_have_work(
     assert ("has 1 micro-batch from now on" in caplog.text) == is_told
 
 
-@pytest.mark.parametrize("source", ["file", "run", "run of schedule-free AdamW", "run, with its optimizer"])
-def test_weights_that_are_loaded_alone_begin_a_new_average(begun: Any, tmp_path: Path, source: str) -> None:
+@pytest.mark.parametrize(
+    "source",
+    ["file", "run", "run of schedule-free AdamW", "run, with its optimizer", "run of no average, with its optimizer"],
+)
+def test_weights_that_are_loaded_alone_begin_a_new_average(
+    begun: Any, tmp_path: Path, source: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """They are the average of a run whose optimizer had it; with the optimizer comes the average that there was."""
+    caplog.set_level("INFO")
     one, place = begun(), tmp_path / "weights.safetensors"
     with torch.no_grad():
         for part in (*one.state.module.parameters(), *one.state.ema.values()):
@@ -164,12 +170,15 @@ def test_weights_that_are_loaded_alone_begin_a_new_average(begun: Any, tmp_path:
     else:
         one.manager.save_last(replace(one.position, global_step=3), {}, is_over=True)
         own = {"optimizer": "schedulefree", "ema_decay": None} if "schedule-free" in source else {}
+        own |= {"ema_decay": 0.0} if "no average" in source else {}
         made = one.made.model_copy(update={"train": one.made.train.model_copy(update=own)})
         one.run.folder.keep_recipe(recipe_file.dump(made))
         place = one.run.folder.path
     after = TrainState.start(build.denoiser(one.made, ALONE.home), one.made.train)
     alone = "optimizer" not in source
     steps = init_from.load_run(place, SimpleNamespace(state=after, base=None), ALONE, one.made, weights_only=alone)
+    assert ("that run kept no average" in caplog.text) == ("no average" in source)
+    alone = alone or "no average" in source
     assert steps == (0 if alone else 3)
     expected = average if "schedule-free" in source else trained
     for name, value in after.module.named_parameters():

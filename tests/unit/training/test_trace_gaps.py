@@ -109,6 +109,11 @@ def test_work_and_gaps_are_the_whole_time(pieces: list[tuple[int, int]]) -> None
     assert idle.step_ms == pytest.approx(whole / 1000)
 
 
+def test_the_longest_gap_is_told_wherever_it_is() -> None:
+    idle = trace_gaps.of_events([kernel(0, 10, "a"), kernel(40, 50, "b"), kernel(90, 100, "c"), kernel(120, 130)], 1)
+    assert "the longest 0.04 ms, between b and c" in str(idle)
+
+
 def test_a_trace_of_a_cpu_has_no_device() -> None:
     assert (
         trace_gaps.of_events([{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 300}], steps=1) is None

@@ -421,6 +421,14 @@ def test_each_micro_batch_of_each_step_draws_its_own_dropout(stepper, monkeypatc
     assert drawn[4:] == drawn[:2]
 
 
+def test_an_average_that_a_stage_begins_is_as_old_as_the_stage(stepper, monkeypatch):
+    s, ages = stepper(), []
+    s = replace(s, stage=replace(s.stage, average_step=7))
+    monkeypatch.setattr(s.state, "update_ema", lambda age, decay: ages.append(age))
+    run_step(s, [micro_batch(s, 0, [1])], step=9)
+    assert ages == [2]
+
+
 def test_the_average_follows_its_formula_and_steps_aside(stepper):
     s = stepper()
     name, start = next((n, v.clone()) for n, v in s.state.ema.items())
