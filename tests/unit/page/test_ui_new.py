@@ -74,6 +74,12 @@ def test_weights_of_the_hub_are_downloaded_unless_they_are_here(
     assert [name for name in names if new_api._must_be_downloaded(name)] == ["a/there"]
 
 
+def test_hidden_files_are_no_footage(tmp_path: Path) -> None:
+    for name in ("a.png", "._a.png", "a.txt", "._a.txt"):
+        (tmp_path / name).touch()
+    assert new_api._count(tmp_path) == {"media": 1, "pictures": 1, "videos": 0, "captions": 1}
+
+
 def test_all_weights_that_a_recipe_names_are_told_to_be_downloaded_once() -> None:
     model = {"name": "wan-2.1-i2v-14b", "weights": "a/model", "image_encoder": "a/sees"}
     lora = {"rank": 2, "weights": "a/lora"}

@@ -14,7 +14,7 @@ from reelworks.models.api import Denoiser
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
 from reelworks.training.observers.step_reports import IdleLayerReports
-from reelworks.training.step.adapter_watch import LAST_STEPS, STEPS, AdapterWatch, IdleLayers
+from reelworks.training.step.adapter_watch import LAST_STEPS, STEPS, AdapterWatch, IdleLayers, _Sums
 
 WORLD = World(0, 1, torch.device("cpu"))
 
@@ -236,3 +236,10 @@ def test_gradients_too_small_to_square_are_gradients() -> None:
         watch.note(1e-3)
     found: list[IdleLayers] = watch.find_idle()
     assert [idle.problem for idle in found] == ["unchanged"]
+
+
+@pytest.mark.parametrize(("factors", "problem"), [(1, "no gradient"), (2, "zero")])
+def test_a_single_tensor_of_zeros_is_idle_for_want_of_a_gradient(factors: int, problem: str) -> None:
+    """As each of several is for the others' zeros."""
+    none = _Sums(0.0, 0.0, 0.0)
+    assert AdapterWatch._problem([(none, none, True)] * factors) == problem

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import examples
 import numpy as np
@@ -419,6 +420,13 @@ def test_each_micro_batch_of_each_step_draws_its_own_dropout(stepper, monkeypatc
         run_step(s, batches, step=step)
     assert all(len(set(numbers)) == 4 for numbers in zip(*drawn[:4], strict=True))
     assert drawn[4:] == drawn[:2]
+
+
+def test_the_gradients_of_each_step_are_noted_for_the_watch_of_adapters(stepper):
+    rates = []
+    s = replace(stepper(), watch=SimpleNamespace(note=rates.append))
+    rate = run_step(s, [micro_batch(s, 0, [1])]).learning_rate
+    assert rates == [rate]
 
 
 def test_an_average_that_a_stage_begins_is_as_old_as_the_stage(stepper, monkeypatch):
