@@ -341,10 +341,12 @@ def test_a_lora_goes_on_with_its_own_settings(
         init_from.require_same_settings(run, 2, recipe, None)
 
 
+@pytest.mark.parametrize(("rank", "told"), [("0", "\nstopped by Ctrl-C\n"), ("1", "")])
 def test_ctrl_c_outside_of_a_verb_is_no_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: str, told: str
 ) -> None:
-    """While the command line is put together it ends as it does in a verb."""
+    """While the command line is put together it ends as it does in a verb, which the first rank tells for all."""
+    monkeypatch.setenv("RANK", rank)
 
     def interrupted() -> None:
         raise KeyboardInterrupt
@@ -353,7 +355,7 @@ def test_ctrl_c_outside_of_a_verb_is_no_traceback(
     with pytest.raises(SystemExit) as left:
         program.main()
     assert left.value.code == 130
-    assert capsys.readouterr().err == "\nstopped by Ctrl-C\n"
+    assert capsys.readouterr().err == told
 
 
 @pytest.mark.parametrize(

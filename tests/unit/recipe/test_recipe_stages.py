@@ -154,6 +154,7 @@ def test_a_stage_is_chosen_by_its_name_whatever_else_is_set(tmp_path: Path) -> N
     high = load(tmp_path, "stage=high", "stage.1.train.learning_rate=3e-5")
     assert (high.train.learning_rate, high.bucket[0].resolution, high.stage) == (3e-5, "96x96", [])
     assert load(tmp_path, 'stage="high"', "stage.1.train.learning_rate=3e-5") == high, "as TOML writes a text"
+    assert load(tmp_path, "stage=low", "stage=high", "stage.1.train.learning_rate=3e-5") == high, "the last one counts"
     with refused("stage-unknown", "stage", says='did you mean "high"'):
         load(tmp_path, "stage=hihg")
 

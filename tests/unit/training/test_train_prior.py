@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import tiny_recipe
@@ -15,6 +16,7 @@ from reelworks.core.errors import UserError
 from reelworks.models.adapters import inject
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.training.recipe import recipe_file
+from reelworks.training.step import losses
 from reelworks.training.step.examples import Predicted
 from reelworks.training.step.state import TrainState
 
@@ -139,3 +141,15 @@ def test_what_cannot_work_is_refused(lora, datasets, problem):
     with pytest.raises(UserError, match=problem) as caught:
         recipe_file.parse(values)
     assert caught.value.field == "dataset.prior_prediction"
+
+
+@pytest.mark.parametrize(("scale", "prior"), [(None, False), (None, True), (3.0, False), (3.0, True)])
+def test_the_loss_is_that_of_all_that_a_recipe_asks_for(scale, prior):
+    recipe = SimpleNamespace(
+        objective=SimpleNamespace(target_guidance_scale=scale),
+        learns_preferences=False,
+        dataset=[SimpleNamespace(prior_prediction=False), SimpleNamespace(prior_prediction=prior)],
+    )
+    loss = losses.loss_of(recipe, None)
+    assert isinstance(loss, losses.PriorLoss) == prior
+    assert (loss.guided if prior else isinstance(loss, losses.GuidedLoss)) == (scale is not None)
