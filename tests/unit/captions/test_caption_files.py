@@ -380,7 +380,7 @@ def test_captions_that_only_a_catalog_has_are_counted(data: Path, tmp_path: Path
     (tmp_path / "some.csv").write_text("path,text\np0.png,a mug\np1.png,\n", encoding="utf-8")
     scan_sources([Source.from_path(str(tmp_path / "some.csv"), root=str(data))], tmp_path / "catalog", workers=1)
     (note,) = run(tmp_path / "catalog").notes
-    assert note.startswith("1 captions are kept that only the catalog has")
+    assert note.startswith("1 caption is kept that only the catalog has")
 
 
 def test_captions_of_a_list_are_known_by_its_catalog(data: Path, tmp_path: Path) -> None:

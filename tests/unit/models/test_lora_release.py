@@ -433,7 +433,7 @@ def test_a_fused_update_of_full_rows_is_taken_apart(tmp_path):
 
 def test_a_fused_update_with_rows_for_other_layers_is_refused(tmp_path):
     """Nothing of a file is dropped without a word."""
-    with refused("lora-does-not-fit", "lora.weights", says="1 of its 2 tensors fit no layer"):
+    with refused("lora-does-not-fit", "lora.weights", says="1 of its 2 tensors fits no layer"):
         fused(tmp_path, torch.randn(96, 4), targets=("to_q",))
 
 

@@ -74,8 +74,8 @@ def test_every_preset_has_its_parts_and_they_fit():
         ("wan-2.1-14b", [{"control"}], r"dataset\.control: wan-2\.1-14b does not take a control\n.*flux-control"),
         ("flux-dev", [{"source"}], "flux-kontext.*flux2-dev.*qwen-image-edit"),
         ("flux-control", [{}], r"dataset\.control: flux-control needs a control"),
-        ("qwen-image-edit", [{"source"}, {}], "1 of 2 have a source"),
-        ("flux-control", [{"control"}, {}], "1 of 2 have a control, and a batch cannot mix"),
+        ("qwen-image-edit", [{"source"}, {}], "1 of 2 has a source"),
+        ("flux-control", [{"control"}, {}], "1 of 2 has a control, and a batch cannot mix"),
         ("flux-kontext", [{"source", "source-2"}], "dataset.source: flux-kontext takes 1 source of a clip"),
     ],
 )
