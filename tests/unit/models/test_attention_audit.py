@@ -498,6 +498,7 @@ def test_a_pass_without_attention_is_told():
     ],
 )
 @pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.quick_cases(8)
 def test_calls_of_any_shape_that_torch_takes_are_compared(shapes, more, device):
     """With and without clips and heads, and with fewer clips of keys than of queries."""
 
