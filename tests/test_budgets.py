@@ -43,7 +43,7 @@ PARTS = {
     "cluster": Part(("annexes/cluster",), 163, 160),
     "quality": Part(("annexes/quality",), 2_115, 1_950),
     "learning": Part(("annexes/learning",), 870, 700),
-    "hub": Part(("annexes/hub",), 671, 580),
+    "hub": Part(("annexes/hub",), 670, 580),
     "imports": Part(("annexes/imports",), 6_456, 4_850),
     "page": Part(("annexes/page",), 2_935, 2_700),
 }

@@ -625,10 +625,10 @@ def test_the_option_that_a_repository_contradicts_is_the_one_that_was_given(run,
 
 def test_a_folder_with_anything_in_it_is_not_written_to(run, tmp_path):
     folder = do(run, dry_run=True).folder
-    (folder / "notes.txt").write_text("mine", encoding="utf-8")
+    (folder / "notes.json").write_text("mine", encoding="utf-8")
     with refused("folder-not-empty", "output", says="publish"):
         do(run, dry_run=True)
-    (folder / "notes.txt").unlink()
+    (folder / "notes.json").unlink()
     (folder / "README.md").write_text("# Mine", encoding="utf-8")
     with refused("folder-not-empty", "output", says="publish"):
         do(run, dry_run=True)

@@ -184,14 +184,13 @@ def _folder(request: PublishRequest, source: _Source) -> Iterator[Path]:
 
 
 def _is_own(folder: Path, run_id: str) -> bool:
-    """Return whether a folder holds what this run has published, as its card says, and nothing else."""
+    """Return whether a folder holds what this run has published, as its card says, and no file that this does not name."""
     try:
         text = (folder / _CARD).read_text("utf-8", "replace")
-        others = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and path != folder / _CARD]
+        others = [path.name for path in folder.rglob("*") if path.is_file() and path != folder / _CARD]
     except OSError:
         return False
-    written = (path.parent.name == _PREVIEWS or path.suffix in (".safetensors", ".json", ".toml") for path in others)
-    return card.is_own(text, run_id) and all(written)
+    return card.is_own(text, run_id) and all(name in text for name in others)
 
 
 def _write(request: PublishRequest, source: _Source, folder: Path) -> tuple[list[str], Licence | None]:

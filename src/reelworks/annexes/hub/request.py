@@ -32,8 +32,8 @@ class PublishRequest:
             base's page on the hub says.
         trigger: Trigger word to name; default: what dataset.caption of the recipe puts before each caption.
         dry_run: Only write the folder that would be uploaded.
-        output: Folder to write, new, empty or of an earlier publication of this run, and unchanged; default: publish/ in the run folder with --dry-run, else one that is
-            removed.
+        output: Folder to write, new, empty or of an earlier publication of this run, and unchanged; default: publish/ in
+            the run folder with --dry-run, else one that is removed.
     """
 
     source: Path = arg(..., metavar="RUN|CHECKPOINT", is_option=False)
