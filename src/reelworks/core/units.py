@@ -98,8 +98,9 @@ def verb(number: float, of_several: str) -> str:
     return alone.get(of_several, f"{of_several}s") if number == 1 else of_several
 
 
-def plural(number: float, noun: str) -> str:
-    """Format a number with its noun: `1 clip`, `2 clips`, `2 batches`, `2 entries`."""
+def plural(number: float, noun: str, of_several: str = "") -> str:
+    """Format a number with its noun and perhaps a verb: `1 clip`, `2 clips are`, `2 batches`, `2 entries`."""
     if number != 1:
         noun = f"{noun[:-1]}ies" if noun.endswith("ry") else noun + ("es" if noun.endswith("batch") else "s")
-    return f"{count(number)} {noun}"
+    said = f"{count(number)} {noun}"
+    return f"{said} {verb(number, of_several)}" if of_several else said

@@ -340,7 +340,8 @@ def _notes(request: CaptionRequest, sources: Sequence[CaptionSource]) -> tuple[s
             notes.append(f'paths of the list are relative to another folder: set root = "{root}" in [[dataset]]')
     if gone := sum(clip.why_no_place == clips.IN_CATALOG and clip.is_captioned for clip in clips.each(sources)):
         notes.append(
-            f"{units.plural(gone, 'caption')} {units.verb(gone, 'are')} kept that only the catalog has, as of a list; where files are gone, scan again first"
+            f"{units.plural(gone, 'caption', 'are')} kept that only the catalog has, as of a list; "
+            "where files are gone, scan again first"
         )
     return tuple(notes)
 

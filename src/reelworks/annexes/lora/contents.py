@@ -121,7 +121,7 @@ class Contents:
             return release_layers.refusal_of_columns()
         if some := self.others.get(_LACKING):
             return key_mapping.damaged(
-                f"its updates lack a part: {units.plural(len(some), 'tensor')} {units.verb(len(some), 'are')} alone, such as {first_few(some)}"
+                f"its updates lack a part: {units.plural(len(some), 'tensor', 'are')} alone, such as {first_few(some)}"
             )
         shapes = {name: tensor.shape for name, tensor in facts.items()}
         problem, remedy = ("", "") if identify.is_lora(shapes) else identify.what(shapes, for_field="lora.weights")

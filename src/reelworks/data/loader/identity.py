@@ -84,7 +84,7 @@ class Identity:
             effect = 'clips already trained in this epoch are not trained again (set data.renamed_clips = "new" to train them)'
         for (before, now), number in sorted(self.renamed.items()):
             same = f"the same file{'s' if number > 1 else ''}"
-            clips = f"{units.plural(number, 'clip')} {units.verb(number, 'are')} {same}"
+            clips = f"{units.plural(number, 'clip', 'are')} {same}"
             change = f"seems to be `{now}` now" if before != now else "has other paths now"
             lines.append(f"dataset `{before}` {change}: {clips}; {effect}")
         return lines

@@ -77,18 +77,9 @@ def resume(
     done = counts.trained + counts.failed + counts.skipped
     if identity is None:
         check_same(cursor, plan)
-        left = plan.planned - int(plan.planned_before[cursor.plan_step])
+        _require_counts(cursor, done, left=plan.planned - int(plan.planned_before[cursor.plan_step]))
     else:
-        left = max(counts.planned - done, 0)
-    if done + left != counts.planned:
-        raise UserError(
-            f"it counts {done:,} of {counts.planned:,} clips of its epoch as done, and its plan leaves {left:,}",
-            code="counts-contradict-plan",
-            field="resume",
-            value=f"epoch {cursor.epoch}, plan step {cursor.plan_step}",
-            remedy="go on from what was saved, as it was; this one was damaged or edited",
-        )
-    if identity is not None:
+        _require_counts(cursor, done, left=max(counts.planned - done, 0))
         counts = replace(counts, planned=done + plan.planned)
     plan_step = cursor.plan_step if same else 0
     key = cursor.data_restarts, cursor.epoch, segment
@@ -106,6 +97,18 @@ def resume(
     )
     changes = [] if identity is None else _difference(data, spec, cursor, done, plan, former, identity)
     return Resumed(resumed, changes)
+
+
+def _require_counts(cursor: Cursor, done: int, *, left: int) -> None:
+    """Refuse a position whose clips are not those that are done and those that are left."""
+    if done + left != cursor.planned:
+        raise UserError(
+            f"it counts {done:,} of {cursor.planned:,} clips of its epoch as done, and its plan leaves {left:,}",
+            code="counts-contradict-plan",
+            field="resume",
+            value=f"epoch {cursor.epoch}, plan step {cursor.plan_step}",
+            remedy="go on from what was saved, as it was; this one was damaged or edited",
+        )
 
 
 def _other_uses(data: Dataset, record: Record, identity: Identity, cursor: Cursor) -> UserError | None:

@@ -290,7 +290,7 @@ class _Account:
         if lost:
             planned = now.planned or planned
         elif now.planned not in (planned, None):
-            by_events = f"{_are(now.planned)} planned according to the events"
+            by_events = f"{units.plural(now.planned, 'clip', 'are')} planned according to the events"
             self._problem(max(segments), f"{by_events}, {planned} according to the records")
         elif now.ended is not None:
             self._compare_end(max(segments), counts, now.ended)
@@ -314,7 +314,7 @@ class _Account:
         for state in (State.TRAINED, State.FAILED, State.SKIPPED):
             by_record = counts.get(state.label, 0)
             if by_record != ended[state.label]:
-                by_events = f"{_are(ended[state.label])} {state.label} according to the events"
+                by_events = f"{units.plural(ended[state.label], 'clip', 'are')} {state.label} according to the events"
                 self._problem(segment, f"{by_events}, {by_record} according to the records")
 
     def _problem(self, segment: int, what: str) -> None:
@@ -341,13 +341,16 @@ class _Account:
         self.state[others[free]] = reason[free]
         self._note(segment.catalog, record, others, reason)
         if none_lost and (unknown := int((record.consumed & free).sum())):
-            what = f"{_are(unknown)} marked as consumed earlier in the epoch, but no record has them"
+            what = f"{units.plural(unknown, 'clip', 'are')} marked as consumed earlier in the epoch, but no record has them"
             self._problem(number, what)
         if twice := len(at) - int(open_[at].sum()):
-            self._problem(number, f"{_are(twice)} planned although a step of the epoch had consumed them before")
+            self._problem(
+                number,
+                f"{units.plural(twice, 'clip', 'are')} planned although a step of the epoch had consumed them before",
+            )
         alive[others] = False
         if again := len(at) - int(alive.sum()):
-            self._problem(number, f"{_are(again)} planned twice")
+            self._problem(number, f"{units.plural(again, 'clip', 'are')} planned twice")
         self.state[at] = np.where(open_[at], State.NOT_YET, self.state[at])
         self._take(number, segment, at, uses, record.step_of_place()[first])
 
@@ -406,7 +409,3 @@ class _Account:
                 recorded = int(expected[step.plan_step])
                 what = f"step {step.step} trained {step.clips} clips, but its record has {recorded} clips"
                 self._problem(number, what)
-
-
-def _are(clips: int) -> str:
-    return f"{units.plural(clips, 'clip')} {units.verb(clips, 'are')}"

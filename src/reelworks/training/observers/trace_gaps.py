@@ -45,7 +45,7 @@ class Idle:
             return f"{idle}, and never for more than {LARGE:.0%} of a step at once"
         longest = self.gaps[0]
         return (
-            f"{idle}; {units.plural(len(self.gaps), 'gap')} {units.verb(len(self.gaps), 'are')} longer than {LARGE:.0%} of a step, the longest {longest.ms:.2f} ms, "
+            f"{idle}; {units.plural(len(self.gaps), 'gap', 'are')} longer than {LARGE:.0%} of a step, the longest {longest.ms:.2f} ms, "
             f"between {longest.after} and {longest.before}"
         )
 

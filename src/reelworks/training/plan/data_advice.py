@@ -86,8 +86,8 @@ def _of_clips(name: str, where: NDArray[np.bool_], rows: CatalogRows) -> Finding
     n = len(found)
     text = _TEXTS[name]["text"].format(
         clips=units.plural(n, "clip"),
-        captions_are=f"{units.plural(n, 'caption')} {units.verb(n, 'are')}",
-        captions_have=f"{units.plural(n, 'caption')} {units.verb(n, 'have')}",
+        captions_are=f"{units.plural(n, 'caption', 'are')}",
+        captions_have=f"{units.plural(n, 'caption', 'have')}",
         small_side_px=SMALL_SIDE_PX,
         short_frames=SHORT_FRAMES,
         long_seconds=LONG_SECONDS,

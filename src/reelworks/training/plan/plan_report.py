@@ -301,7 +301,7 @@ def warnings(summary: PlanSummary) -> list[str]:
             "remove one of the datasets, or give it a name if this is intended"
         )
     for mirrored in summary.mirrored_sides:
-        count = f"{units.plural(mirrored.clips, 'caption')} {units.verb(mirrored.clips, 'name')}"
+        count = f"{units.plural(mirrored.clips, 'caption', 'name')}"
         lines.append(
             f"the dataset {mirrored.dataset} has flip, but {count} left or right, which would be wrong of a "
             "mirrored clip; set flip = 0 there, or keep these clips in a dataset of their own"

@@ -56,12 +56,12 @@ class EncodingForecast:
             return f"{units.plural(self.known, 'clip')}: everything is stored"
         each = self.bytes / max(self.clips, 1)
         outdated = (
-            f"; {units.plural(self.outdated, 'clip')} {units.verb(self.outdated, 'are')} stored as an earlier version of Reelworks decoded them, which is not "
+            f"; {units.plural(self.outdated, 'clip', 'are')} stored as an earlier version of Reelworks decoded them, which is not "
             "used: reelworks encode prune RECIPE deletes it"
         )
         return (
             f"to encode: {units.plural(self.clips, 'clip')} and {units.plural(self.captions, 'caption')}, at most "
-            f"{units.size(self.bytes)} ({units.size(each)} a clip); {units.plural(self.known, 'clip')} {units.verb(self.known, 'are')} "
+            f"{units.size(self.bytes)} ({units.size(each)} a clip); {units.plural(self.known, 'clip', 'are')} "
             f"stored{outdated if self.outdated else ''}"
         )
 
