@@ -197,9 +197,9 @@ class Waiting(Generic[T]):
         for key, clips in remarks.items():
             if clips:
                 what, remedy = _REMARKS[key]
-                having = f"{units.plural(len(clips), 'clip', 'have')}"
+                having = units.plural(len(clips), "clip", "have")
                 self.notes.append(f"{self._place}: {having} {what}; the first is {clips[0]}: {remedy}")
 
 
 def _are(number: int) -> str:
-    return f"{units.plural(number, 'caption', 'are')}"
+    return units.plural(number, "caption", "are")
