@@ -6,6 +6,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
 
 SECRET = "a-secret-that-nobody-prints"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1"}
@@ -22,6 +26,15 @@ def serve() -> Iterator[str]:
             yield f"http://127.0.0.1:{int(server.stdout.readline())}"
         finally:
             server.kill()
+
+
+def lead_to(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let clients that are made from now on find the server by variables; those of fsspec would be kept from test to test."""
+    import s3fs
+
+    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": address}.items():
+        monkeypatch.setenv(name, value)
+    s3fs.S3FileSystem.clear_instance_cache()
 
 
 def main() -> None:

@@ -69,8 +69,8 @@ def endpoint() -> Iterator[str]:
 @pytest.fixture
 def cache(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A cache of 60 kB, and the variables that lead to the server."""
-    settings = {"AWS_ENDPOINT_URL": endpoint, "REELWORKS_CACHE": str(tmp_path / "cache"), "REELWORKS_CACHE_GB": "6e-5"}
-    for name, value in {**s3_server.CREDENTIALS, **settings}.items():
+    s3_server.lead_to(endpoint, monkeypatch)
+    for name, value in {"REELWORKS_CACHE": str(tmp_path / "cache"), "REELWORKS_CACHE_GB": "6e-5"}.items():
         monkeypatch.setenv(name, value)
     location.cache.cache_clear()
     yield tmp_path / "cache"

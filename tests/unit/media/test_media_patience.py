@@ -668,11 +668,9 @@ def test_a_client_ends_a_question_to_a_silent_storage(named: str, monkeypatch: p
     """As one that says nothing may do later, before what watches for decoders that hang."""
     monkeypatch.setattr(storages, "_SILENT_SECONDS", 0.05)
     monkeypatch.setattr(S3FileSystem, "read_timeout", 0.05)
-    for name, value in {**s3_server.CREDENTIALS}.items():
-        monkeypatch.setenv(name, value)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{address}")
+        s3_server.lead_to(f"http://{address}", monkeypatch)
         file = f"http://{address}/a.png" if named == "http" else "s3://bucket/a.png"
         began = time.monotonic()
         with pytest.raises(OSError, match=r".") as told:
