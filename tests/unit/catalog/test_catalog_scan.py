@@ -77,6 +77,24 @@ def paths(target: Path) -> list[str]:
     return sorted(Catalog.open(target).live().path.to_pylist())
 
 
+@pytest.mark.parametrize(
+    "texts", [("a.txt", "a.png.txt", "a.1.TXT", "é.caption"), ("b.txt", "texts/a.txt", "a1.caption")]
+)
+def test_texts_that_are_no_clips_captions_are_told(texts: tuple[str, ...], tmp_path: Path, target: Path) -> None:
+    """Such as those of a folder of their own, or all of them in one file."""
+    folder = tmp_path / "named"
+    (folder / "texts").mkdir(parents=True)
+    for name in ("a.png", "e\u0301.png"):
+        media.write_picture(folder / name)
+    for name in texts:
+        (folder / name).write_text("words", encoding="utf-8")
+    told = f"{folder}: files beside the clips: .txt (2), .caption (1); captions in .caption .txt are read of files that lie "
+    notes = run(folder, target).notes
+    assert [note for note in notes if "files beside" in note] == (
+        [] if "a.txt" in texts else [f"{told}beside a clip and have its name"]
+    )
+
+
 def test_a_first_scan(data: Path, target: Path) -> None:
     result = run(data, target)
     assert counts(result) == (4, 0, 0, 0)

@@ -79,6 +79,17 @@ class CaptionNames:
         """Names of clips, sounds and what else may have a caption, without their suffixes."""
         return {stem for name in self._names if (stem := formats.media_stem(name)) is not None}
 
+    @cached_property
+    def _owners(self) -> set[str]:
+        """Names after which captions may be named."""
+        return {_key(base) for name in self._names if (stem := formats.media_stem(name)) for base in (stem, name)}
+
+    def is_of_a_clip(self, caption: str) -> bool:
+        """Return whether a caption file is named after a clip, a sound, or what may become one."""
+        base = _key(caption.rpartition(".")[0])
+        first, _, number = base.rpartition(".")
+        return base in self._owners or (number.isdecimal() and first in self._owners)
+
     def find(self, clip: str) -> tuple[list[str], list[str]]:
         """Return the names of a clip's caption files that are read, and of those that are not."""
         stem, whole = posixpath.splitext(clip)[0], self.named(clip)

@@ -16,8 +16,8 @@ from reelworks.core import retry, user_files
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.config import Source
 from reelworks.data.catalog.scan import archive, lists, remote
-from reelworks.data.catalog.scan.caption_names import SUFFIXES, CaptionNames
-from reelworks.data.catalog.scan.source_files import NO_TARGET, Listing, SourceFile, extension_of, listing_of
+from reelworks.data.catalog.scan.caption_names import CaptionNames
+from reelworks.data.catalog.scan.source_files import NO_TARGET, Listing, SourceFile, count_sidecar, listing_of
 from reelworks.data.media import formats, location, storages
 from reelworks.data.run.folder import RunFolder
 
@@ -74,7 +74,7 @@ def _walk(
         if _is_folder(entry, name):
             yield from _walk(name, folder / entry.name, f"{prefix}{entry.name}/", (*above, identity), sidecars)
         elif formats.is_sidecar(entry.name):
-            sidecars.update([] if entry.name.lower().endswith(SUFFIXES) else [extension_of(entry.name)])
+            count_sidecar(entry.name, captions, sidecars)
         elif formats.is_archive(entry.name):
             yield from archive.list_archive(prefix + entry.name, Path(entry.path), sidecars)
         else:

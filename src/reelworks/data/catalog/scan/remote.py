@@ -19,8 +19,8 @@ from urllib.parse import unquote
 from reelworks.core import digests, retry, user_files
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.scan import archive, caption_names
-from reelworks.data.catalog.scan.caption_names import SUFFIXES, AskedNames, CaptionNames
-from reelworks.data.catalog.scan.source_files import NO_FILE, Listing, SourceFile, extension_of, is_hidden, listing_of
+from reelworks.data.catalog.scan.caption_names import AskedNames, CaptionNames
+from reelworks.data.catalog.scan.source_files import NO_FILE, Listing, SourceFile, count_sidecar, is_hidden, listing_of
 from reelworks.data.media import formats, location, storages
 from reelworks.data.media.location import Location, MediaPath
 
@@ -207,7 +207,7 @@ def _entries(storage: _Storage, sidecars: Counter[str]) -> Iterator[SourceFile]:
         if formats.is_archive(path):
             yield from storage.members(path, sidecars) or ()
         elif formats.is_sidecar(posixpath.basename(path)):
-            sidecars.update([] if path.lower().endswith(SUFFIXES) else [extension_of(path)])
+            count_sidecar(path, names, sidecars)
         else:
             yield _file(storage, path, names)
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.core.errors import UserError
-from reelworks.data.catalog.scan.caption_names import NO_FILES, CaptionFiles
+from reelworks.data.catalog.scan.caption_names import NO_FILES, SUFFIXES, CaptionFiles, CaptionNames
 from reelworks.data.catalog.store import companions
 from reelworks.data.catalog.store.integrity import OUTSIDE
 from reelworks.data.media import formats
@@ -53,6 +53,12 @@ def count_text(extensions: Counter[str]) -> str:
     return ", ".join(f"{extension} ({count})" for extension, count in extensions.most_common(8))
 
 
+def count_sidecar(name: str, captions: CaptionNames, sidecars: Counter[str]) -> None:
+    """Count a file beside the clips, unless it is the caption of one."""
+    if not (name.lower().endswith(SUFFIXES) and captions.is_of_a_clip(name)):
+        sidecars[extension_of(name)] += 1
+
+
 def listing_of(name: str, place: str, found: Iterable[SourceFile], sidecars: Counter[str]) -> Listing:
     """Return what was found in a dataset's folder or below its address, beside which there are such sidecars once it is.
 
@@ -70,8 +76,11 @@ def listing_of(name: str, place: str, found: Iterable[SourceFile], sidecars: Cou
             remedy=f"give a folder that contains files of the types {' '.join(sorted(formats.EXTENSIONS))}, or a list of such "
             f"files as the path ({formats.LISTS_TOLD})",
         )
-    lists = sorted(sidecars.keys() & set(formats.LISTS))
-    hint = f"; captions in {' '.join(lists)} are read of a list that is itself the dataset's path" if lists else ""
+    hint = ""
+    if lists := sorted(sidecars.keys() & set(formats.LISTS)):
+        hint += f"; captions in {' '.join(lists)} are read of a list that is itself the dataset's path"
+    if texts := sorted(sidecars.keys() & set(SUFFIXES)):
+        hint += f"; captions in {' '.join(texts)} are read of files that lie beside a clip and have its name"
     return Listing(entries, note=f"{place}: files beside the clips: {count_text(sidecars)}{hint}" if sidecars else None)
 
 
