@@ -34,7 +34,7 @@ PARTS = {
     "inference": Part(("inference",), 2_682, 2_400),
     "commands": Part(("commands",), 1_489, 1_200),
     "reports": Part(("reports",), 1_411, 1_250),
-    "quickstart": Part(("quickstart",), 841, 500),
+    "quickstart": Part(("quickstart",), 845, 500),
     "demo and testing": Part(("demo", "testing"), 1_105, 1_100),
     # What comes after a training, or stands beside it.
     "adapter files": Part(("annexes/lora",), 1_945, 1_450),

@@ -309,6 +309,16 @@ def test_what_is_said_of_a_picture_is_what_the_plan_of_the_recipe_does_with_it()
     assert "wide.png" not in told, "it is left out on purpose"
 
 
+def test_a_list_in_the_folder_is_named_where_captions_are_missing_and_told_where_they_are_not() -> None:
+    """As that of a dataset of the hub, which is read where it is given itself."""
+    folder = pictures("listed", count=2, caption=None)
+    (folder / "metadata.csv").write_text("file_name,text\n0.png,a cup\n1.png,a bowl\n", encoding="utf-8")
+    command = ("new", "lora", "--model", "wan-tiny", "-o", "m.toml", "--data")
+    assert "with --data listed/metadata.csv, or give --trigger WORD" in " ".join(reelworks(*command, "listed").split())
+    assert "files beside the clips: .csv (1)" in " ".join(reelworks(*command, "listed", "--trigger", "rwcup").split())
+    assert "written: m.toml" in reelworks(*command, "listed/metadata.csv", "--force")
+
+
 def test_a_folder_of_nothing_that_can_be_trained_is_told_as_such() -> None:
     """In words of the command, which has no buckets."""
     Path("alone").mkdir()

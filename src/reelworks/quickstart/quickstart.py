@@ -196,7 +196,7 @@ class _Footage(NamedTuple):
         _require_own(run, request)
         catalog = run.path / "catalog"  # which the new recipe points to
         sources = [dataset.place for dataset in datasets] + companion_sources(datasets)
-        scan.scan_sources(sources, catalog, on_progress=on_progress)
+        remarks += scan.scan_sources(sources, catalog, on_progress=on_progress).notes
         found = survey.survey(
             Catalog.open(catalog).live(),
             datasets,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from reelworks.core.shape import Geometry
 from reelworks.data.buckets import propose
 from reelworks.data.catalog.config import DatasetConfig
 from reelworks.data.catalog.query import captions
+from reelworks.data.media import formats
 from reelworks.models import components, registry
 from reelworks.models.config import ModelConfig
 from reelworks.models.expert_pair.config import switch_timestep
@@ -93,12 +95,16 @@ def _datasets(
 def _captions(dataset: DatasetConfig, found: FolderSurvey, trigger: str | None) -> list[tuple[str, Any, str]]:
     missing = dataset.missing_caption
     if trigger is None and missing is None and found.uncaptioned == found.clips:
+        folder = Path(dataset.path)
+        lists = sorted(str(file) for file in folder.iterdir() if formats.is_list(file)) if folder.is_dir() else []
+        other = f"give the list that has the captions, as with --data {lists[0]}, or " if lists else ""
         raise UserError(
             f"none of {found.to_text()} has a caption",
             code="no-caption",
             field="--data",
             value=dataset.path,
-            remedy="give --trigger WORD, which becomes the caption of all, or describe each in a text file of the same name",
+            remedy=f"{other}give --trigger WORD, which becomes the caption of all, or describe each in a text file of the same "
+            "name",
         )
     lines = []
     if trigger is not None:
