@@ -42,6 +42,10 @@ PAGES = {
     "new lora": ("train a LoRA", "../how-to/train-a-lora.md"),
     "publish": ("publish on the hub", "../how-to/publish.md"),
     "plan": ("reading a plan", "../start/reading-a-plan.md"),
+    "unpack": (
+        "read from archives and buckets",
+        "../how-to/read-from-archives-and-buckets.md#parquet-with-the-files-in-it",
+    ),
     "contact-sheet": ("companions", "../how-to/companions.md"),
     "replay": ("records of a run", "run-folder.md#records"),
     "report": ("the run folder", "run-folder.md"),

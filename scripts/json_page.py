@@ -77,7 +77,7 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
     from reelworks.annexes.lora.results import LoraResult
     from reelworks.annexes.quality import inspect
     from reelworks.annexes.quality import run as measures
-    from reelworks.data.catalog.scan import scan
+    from reelworks.data.catalog.scan import scan, unpack
     from reelworks.data.catalog.store import compact
     from reelworks.data.checkpoint import listing
     from reelworks.demo import autoencoder, make, walkthrough
@@ -103,6 +103,7 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
         "measure": (Shape(measures.MeasureResult),),
         "caption": (Shape(CaptionResult),),
         "inspect": (Shape(inspect.Inspection),),
+        "unpack": (Shape(list[unpack.Unpacked]),),
         "contact-sheet": (Shape(sheet.ContactSheets),),
         "plan": (
             Shape(plan_forecast.PlanForecast),

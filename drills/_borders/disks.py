@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch  # before a child is forked, which would import it each time
 from safetensors.torch import save_file
 from small_disks import disk, may_mount, write_data
@@ -101,6 +103,8 @@ def _verbs(place: Path, folder: Path) -> dict[str, list[str]]:
     recipe, encode = _recipe(folder / "1", values), _recipe(folder / "2", stored)
     out = str(place / "deep" / "out")
     base, lora = str(folder / "base.safetensors"), str(folder / "lora.safetensors")
+    held = str(folder / "held.parquet")
+    pq.write_table(pa.table({"image": [file.read_bytes() for file in sorted(data.rglob("*.png"))]}), held)
     layers = [f"blocks.{i}.attn" for i in range(4)]
     save_file({f"{layer}.weight": torch.zeros(256, 256) for layer in layers}, base)
     save_file({f"{layer}.lora_{side}.weight": torch.randn(*shape) for layer in layers for side, shape in _SHAPES}, lora)
@@ -114,6 +118,7 @@ def _verbs(place: Path, folder: Path) -> dict[str, list[str]]:
                      "--width", "32", "--num-inference-steps", "1"],
         "eval": ["eval", str(run), "--out", f"{out}.json"],
         "plan": ["plan", str(recipe), "--html", f"{out}.html", "--rejected", f"{out}.csv"],
+        "unpack": ["unpack", held, "--output", out],
         "contact-sheet": ["contact-sheet", str(recipe), "--output", out],
         "costs": ["report", str(run), "--costs", f"{out}.json"],
         "inspect": ["inspect", str(run / "coverage" / "catalog-000"), "--html", f"{out}.html"],
@@ -132,6 +137,7 @@ VERBS = (
     "generate",
     "eval",
     "plan",
+    "unpack",
     "contact-sheet",
     "costs",
     "inspect",

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import json_page
 import jsonschema
 import places
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tiny_recipe
 import tomli_w
@@ -111,6 +113,7 @@ CALLS = [
     Call("plan", "r.toml other.toml --diff", 1),
     Call("plan", "staged.toml", 3),
     Call("plan", "staged.toml staged-2.toml --diff", 4),
+    Call("unpack", "held.parquet -o unpacked"),
     Call("contact-sheet", "r.toml -o sheets --clips 1"),
     Call("check", "r.toml"),
     Call("doctor", ""),
@@ -190,6 +193,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "config.py").write_text(
         'bucket_config = {"144p": {1: (1.0, 4)}}\nmodel = dict(type="STDiT3-XL/2")\nlr = 1e999\n', encoding="utf-8"
     )
+    pq.write_table(pa.table({"image": [next((place / "clips").rglob("*.mp4")).read_bytes()]}), place / "held.parquet")
     write_lora_files(place)
     return place
 

@@ -10,6 +10,7 @@ from typer import Argument, Option
 from reelworks.commands import show
 from reelworks.commands.app import App
 from reelworks.commands.options import EngineOption, Json
+from reelworks.core.units import plural
 
 if TYPE_CHECKING:
     from reelworks.data.catalog.scan.scan import ScanResult
@@ -52,6 +53,32 @@ def scan(
         result = scan_sources(sources, output, workers=workers or 0, on_progress=on_progress, engine=engine)
     summary = summarise(Catalog.open(output).live())
     show.json(ScanReport(result, summary)) if json else _print_scan(result, summary)
+
+
+def unpack(
+    source: Annotated[str, Argument(metavar="SOURCE")],
+    output: Annotated[Path, Option("--output", "-o", metavar="DIR")],
+    json: Json = False,
+) -> None:
+    """Write the pictures or videos that Parquet files hold to a folder.
+
+    Datasets of the Hugging Face hub often have them in a column, beside one of captions. Each such column becomes a folder
+    with the files and list.parquet, which is given as the path of a dataset. What was broken off goes on.
+
+    Args:
+        source: Parquet file, a folder of them, or an address such as hf://datasets/user/name.
+        output: Folder of the columns' folders.
+    """
+    from reelworks.data.catalog.scan.unpack import unpack
+
+    with show.clip_progress(quiet=json, doing="unpacking") as on_progress:
+        unpacked = unpack(source, output, on_progress)
+    if json:
+        show.json(unpacked)
+        return
+    for one in unpacked:
+        empty = f"; {plural(one.empty, 'row')} without one" if one.empty else ""
+        show.line(f"{plural(one.files, 'file')}{empty}; list: {one.list}")
 
 
 def _print_scan(result: ScanResult, summary: Summary) -> None:

@@ -114,8 +114,12 @@ def _folder(value: Any, draft: ImportDraft) -> Outcome:
 
 def _hub(value: Any, draft: ImportDraft) -> Outcome:
     """Name a folder for a dataset of the hub, whose pictures lie in tables there."""
-    remark = datasets.place(draft, draft.numbers[0], str(value).rpartition("/")[2] or "clips")
-    return Fate.TO_FILL_IN, f"tables of the hub are not read: save the pictures with text files; {remark}"
+    folder = str(value).rpartition("/")[2] or "clips"
+    remark = datasets.place(draft, draft.numbers[0], folder)
+    return (
+        Fate.TO_FILL_IN,
+        f"write its pictures to a folder: reelworks unpack hf://datasets/{value} -o {folder}; {remark}",
+    )
 
 
 def _identity(value: Any, draft: ImportDraft) -> Outcome:

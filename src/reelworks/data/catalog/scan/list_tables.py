@@ -47,7 +47,7 @@ def read(file: MediaPath) -> ListColumns:
             code="list-holds-files",
             field="dataset.path",
             value=str(file),
-            remedy="write them to a folder, and their names with the captions to a list, without that column",
+            remedy=f"write them to a folder, with a list of them: reelworks unpack {file} -o FOLDER",
         ) from error
     except (OSError, EOFError, zlib.error, ValueError, pa.ArrowException) as error:
         missing = isinstance(error, FileNotFoundError)
@@ -99,6 +99,11 @@ def _parquet_part(path: Path) -> Any:
     """Read one file, of which two columns may have one name; words of a dictionary are read as texts, as they are in others."""
     user_files.require(path, user_files.LIST)
     with pa.parquet.ParquetFile(path) as file:
+        for rows in file.iter_batches(batch_size=1):
+            list_columns.read(
+                pa.Table.from_batches([rows])
+            )  # refuses files themselves before all of them are in memory
+            break
         table = file.read()
     columns = [c.cast(c.type.value_type) if pa.types.is_dictionary(c.type) else c for c in table.columns]
     return pa.table(columns, names=table.column_names)
