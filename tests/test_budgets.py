@@ -27,7 +27,7 @@ class Part(NamedTuple):
 PARTS = {
     # What a loop of one's own needs.
     "core": Part(("core",), 2_669, 1_600),
-    "data": Part(("data",), 16_258, 12_400),
+    "data": Part(("data",), 16_256, 12_400),
     # What a training needs beside it.
     "models": Part(("models",), 10_957, 8_600),
     "training": Part(("training",), 12_601, 9_700),

@@ -13,12 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 from fsspec.implementations.local import LocalFileSystem
-from PIL import Image, UnidentifiedImageError
 
 from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.scan.list_columns import PATH
-from reelworks.data.media import formats, storages
+from reelworks.data.media import formats, pictures, storages
 
 LIST = "list.parquet"
 _ROWS = 16  # at a time: their files are in memory
@@ -53,33 +52,33 @@ def unpack(source: str, output: Path, on_progress: Callable[[int, int], None]) -
         UserError: There is no such Parquet, it is damaged or holds no files, or the folder cannot be written.
     """
     files.sweep_below(output)
-    rows, done = dict[str, list[Any]](), 0
+    listed, done = dict[str, list[Any]](), 0
     try:
-        fs, root = (
-            storages.filesystem(source) if storages.is_url(source) else (LocalFileSystem(), str(Path(source).resolve()))
-        )
+        fs, root = _filesystem(source)
         names = sorted(name for name in fs.find(root) if formats.extension_of(name) == ".parquet")
         total = sum(_metadata(fs, name).num_rows for name in names)
         for name in names:
-            part = posixpath.splitext(posixpath.relpath(name, root) if name != root else posixpath.basename(name))[0]
-            with fs.open(name) as file:
-                for first, batch in _batches(pa.parquet.ParquetFile(file)):
-                    columns = [field.name for field in batch.schema if _holds_files(field.type)]
-                    others = pa.Table.from_batches([batch]).drop({*columns, PATH} & {*batch.schema.names})
-                    for column in columns:
-                        paths = _write(batch.column(column), _folder(output, column), f"{part}/", first)
-                        rows.setdefault(column, []).append(others.add_column(0, PATH, pa.array(paths, pa.string())))
-                    on_progress(done := done + len(batch), total)
+            part = posixpath.basename(name) if name == root else posixpath.relpath(name, root)
+            for first, rows in _batches(fs, name):
+                columns = [field.name for field in rows.schema if _holds_files(field.type)]
+                others = rows.drop({*columns, PATH} & {*rows.column_names})
+                for column in columns:
+                    paths = _write(rows[column], _folder(output, column), posixpath.splitext(part)[0], first)
+                    listed.setdefault(column, []).append(others.add_column(0, PATH, pa.array(paths, pa.string())))
+                on_progress(done := done + len(rows), total)
     except UserError:
         raise
     except (OSError, ValueError, pa.ArrowException) as error:
         raise _refusal(source, f"it cannot be read: {error}") from error
-    if not rows:
+    if not listed:
         raise _refusal(source, "no column of Parquet files in it holds files")
-    return [
-        _listed(_folder(output, column), pa.concat_tables(of, promote_options="permissive"))
-        for column, of in rows.items()
-    ]
+    return [_listed(_folder(output, column), parts) for column, parts in listed.items()]
+
+
+def _filesystem(source: str) -> tuple[Any, str]:
+    if storages.is_url(source):
+        return storages.filesystem(source)
+    return LocalFileSystem(), str(Path(source).resolve())
 
 
 def _metadata(fs: Any, name: str) -> Any:
@@ -87,27 +86,26 @@ def _metadata(fs: Any, name: str) -> Any:
         return pa.parquet.read_metadata(file)
 
 
-def _batches(part: Any) -> Iterator[tuple[int, Any]]:
-    """Yield some rows at a time, with the number of the first."""
+def _batches(fs: Any, name: str) -> Iterator[tuple[int, Any]]:
+    """Yield some rows of a file at a time, with the number of the first."""
     first = 0
-    for batch in part.iter_batches(batch_size=_ROWS):
-        yield first, batch
-        first += len(batch)
+    with fs.open(name) as file:
+        for batch in pa.parquet.ParquetFile(file).iter_batches(batch_size=_ROWS):
+            yield first, pa.Table.from_batches([batch])
+            first += len(batch)
 
 
 def _holds_files(kind: Any) -> bool:
-    return (
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or (pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0)
-    )
+    if pa.types.is_struct(kind):
+        return bool(kind.get_field_index("bytes") >= 0)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def _folder(output: Path, column: str) -> Path:
     return output / re.sub(r"[^\w-]", "_", column)
 
 
-def _write(column: Any, folder: Path, prefix: str, first: int) -> list[str | None]:
+def _write(column: Any, folder: Path, part: str, first: int) -> list[str | None]:
     """Write the files of rows, and return their paths below the folder, None for rows without one."""
     paths = list[str | None]()
     for row, value in enumerate(column.to_pylist(), first):
@@ -116,8 +114,9 @@ def _write(column: Any, folder: Path, prefix: str, first: int) -> list[str | Non
             paths.append(None)
             continue
         suffix = formats.extension_of(name or "")
-        paths.append(f"{prefix}{row:08}{suffix if formats.kind_of(f'0{suffix}') else _suffix(data)}")
-        file = folder / paths[-1]
+        path = f"{part}/{row:08}{suffix if formats.kind_of(f'0{suffix}') else _suffix(data)}"
+        paths.append(path)
+        file = folder / path
         with files.writing("--output", file):
             if not file.exists() or file.stat().st_size != len(data):
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -129,13 +128,14 @@ def _write(column: Any, folder: Path, prefix: str, first: int) -> list[str | Non
 def _suffix(data: bytes) -> str:
     """Return the suffix of a picture's kind; ".mp4" for what is none, since videos are known by their content."""
     try:
-        with Image.open(io.BytesIO(data)) as picture:
-            return f".{(picture.format or 'png').lower()}"
-    except UnidentifiedImageError:
+        return f".{str(pictures.picture(io.BytesIO(data)).format).lower()}"
+    except formats.ProbeError:
         return ".mp4"
 
 
-def _listed(folder: Path, table: Any) -> Unpacked:
+def _listed(folder: Path, parts: list[Any]) -> Unpacked:
+    """Write the list of a column's files."""
+    table = pa.concat_tables(parts, promote_options="permissive")
     there = table.filter(table[PATH].is_valid())
     sink = io.BytesIO()
     pa.parquet.write_table(there, sink)
