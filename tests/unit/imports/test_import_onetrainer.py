@@ -13,7 +13,7 @@ from hypothesis import given
 
 from reelworks.annexes.imports import importer
 from reelworks.annexes.imports.files import ConfigFile, flatten
-from reelworks.annexes.imports.onetrainer import layers, models
+from reelworks.annexes.imports.onetrainer import adapter, models
 from reelworks.annexes.imports.onetrainer.onetrainer import ONETRAINER
 from reelworks.annexes.imports.request import ImportRequest
 from reelworks.annexes.imports.rules import Fate
@@ -171,14 +171,14 @@ def test_a_rate_falls_as_often_over_the_epochs(tmp_path: Path) -> None:
 )
 def test_a_filter_names_the_layers(preset: str, patterns: tuple[str, ...], wanted: list[str] | str) -> None:
     """The shortest names that mean no other layers."""
-    found = layers.targets(preset, patterns, regex=False)
+    found = adapter.targets(preset, patterns, regex=False)
     assert (found.names, found.others) == (wanted, [])
 
 
 def test_a_filter_of_blocks_by_number_and_one_that_no_ending_tells_apart() -> None:
-    assert layers.targets("flux-dev", ("transformer_blocks.1.attn",), regex=False).by_number
+    assert adapter.targets("flux-dev", ("transformer_blocks.1.attn",), regex=False).by_number
     of_main_blocks = models.MODELS["Z_IMAGE"].filters["attn-mlp"]
-    assert layers.targets("z-image", of_main_blocks, regex=True).others  # those of the refiners
+    assert adapter.targets("z-image", of_main_blocks, regex=True).others  # those of the refiners
 
 
 @pytest.mark.slow
@@ -217,7 +217,7 @@ def require_layers(preset: str) -> None:
     with torch.device("meta"):
         network = network_of(config_of(preset))
     own = {name for name, child in network.named_modules() if isinstance(child, torch.nn.Linear)}
-    known = next(names for start, names in layers.LAYERS.items() if preset.startswith(start))
+    known = next(names for start, names in adapter.LAYERS.items() if preset.startswith(start))
     patterns = {re.compile(re.escape(name).replace(r"N\.", r"\d+\.")) for name in known}
     assert all(any(pattern.fullmatch(name) for pattern in patterns) for name in own)
     assert all(any(pattern.fullmatch(name) for name in own) for pattern in patterns)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from reelworks.annexes.imports import importer, rates
+from reelworks.annexes.imports import importer, optimizers
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.request import ImportRequest
 from reelworks.annexes.imports.rules import ImportedKey
@@ -39,7 +39,7 @@ def of_files(names: list[str], trainer: str, folder: Path) -> list[str]:
 def of_settings(given: dict[str, Any], trainer: str, folder: Path) -> list[str]:
     request = ImportRequest(files=(Path("config"),), output=folder / "made.toml", force=True)
     draft = ImportDraft(FormerSettings(dict(given)), request)
-    keys = rates.finish(draft, tuple(importer.TRAINERS[trainer].convert(draft)))
+    keys = optimizers.finish_warmup(draft, tuple(importer.TRAINERS[trainer].convert(draft)))
     return [*(line(key, given) for key in keys), *draft.text("").splitlines()]
 
 

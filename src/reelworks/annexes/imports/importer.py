@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from reelworks.annexes.imports import former, rates, stages
+from reelworks.annexes.imports import former, optimizers, stages
 from reelworks.annexes.imports.ai_toolkit.ai_toolkit import AI_TOOLKIT
 from reelworks.annexes.imports.diffusion_pipe.diffusion_pipe import DIFFUSION_PIPE
 from reelworks.annexes.imports.draft import ImportDraft
@@ -100,7 +100,7 @@ class _Converted(NamedTuple):
     @classmethod
     def from_draft(cls, trainer: FormerTrainer, draft: ImportDraft) -> _Converted:
         """Convert a draft's settings, and check the recipe, whose error names the setting that a value comes from."""
-        keys = _placed(draft, rates.finish(draft, tuple(trainer.convert(draft))))
+        keys = _placed(draft, optimizers.finish_warmup(draft, tuple(trainer.convert(draft))))
         draft.begin("")
         for number, path in enumerate(() if draft.took_data else draft.request.data[: draft.count("dataset")]):
             draft.set(f"dataset.{number}.path", str(path), "as given with --data")
@@ -163,7 +163,7 @@ def _account(
         try:
             data = scan.open(made.recipe)
             planned = former.plan(data, made.draft.processes)
-            if rates.lacks_steps(made.draft) and not scan.missing:
+            if optimizers.lacks_warmup_steps(made.draft) and not scan.missing:
                 made = _Converted.from_draft(trainer, ImportDraft(settings, request, scan.clips, planned.steps))
             account = former.account(trainer, settings, scan, data, planned)
             return made, account, "" if account is not None else _SILENT.format(trainer.name)

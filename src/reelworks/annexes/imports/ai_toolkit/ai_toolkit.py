@@ -5,23 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
+from reelworks.annexes.imports import captions, datasets, settle, tables, trainer
 from reelworks.annexes.imports import files as config_files
-from reelworks.annexes.imports import settle, trainer
-from reelworks.annexes.imports.ai_toolkit import clips, keys, model_keys, models
+from reelworks.annexes.imports.ai_toolkit import data_keys, model_keys, models, run_keys, train_keys
+from reelworks.annexes.imports.captions import Beside, FormerCaption
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigError, ConfigFile
 from reelworks.annexes.imports.rules import ImportedKey
+from reelworks.annexes.imports.trainer import FormerBuckets
 from reelworks.core.errors import UserError
 
 _TRAIN = ("sd_trainer", "diffusion_trainer", "ui_trainer", "fine_tune")
+_TABLE = tables.table("ai_toolkit", "defaults")
+_FIRST: list[str] = _TABLE["first"]
+_RULES = tables.read("ai_toolkit", "keys", datasets, run_keys, model_keys, data_keys, train_keys)
+# A whole table may be null.
+_RULES |= {name[:-2]: rule for name, rule in _RULES.items() if name.endswith(".*") and name[:-2] not in _RULES}
 
 
 @final
 class _AiToolkit(trainer.FormerTrainer):
     name = "ai-toolkit"
     gives = "a job in YAML or JSON, such as config/examples/train_lora_flux_24gb.yaml"
-    buckets = staticmethod(clips.buckets)
-    caption = staticmethod(clips.caption)
 
     def recognises(self, file: ConfigFile) -> bool:
         if file.path.suffix.lower() not in (".yaml", ".yml", ".json"):
@@ -62,8 +67,34 @@ class _AiToolkit(trainer.FormerTrainer):
     def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
         models.choose(draft)
         trainer.prepare(draft, "ai-toolkit", "datasets", "512px")
-        converted = trainer.convert_by_rules(draft, keys.RULES, keys.defaults(draft.settings), keys.FIRST)
+        converted = trainer.convert_by_rules(draft, _RULES, _defaults(draft.settings), _FIRST)
         yield from settle.settle(draft, converted)
+
+    def buckets(self, settings: FormerSettings, dataset: int) -> FormerBuckets:
+        """Return the rules of its buckets, whose last batch is filled with clips of that batch (toolkit/buckets.py)."""
+        return FormerBuckets(enlarges=False)
+
+    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption:
+        """Return the caption of a clip, as `CaptionProcessingDTOMixin.get_caption` makes it (toolkit/dataloader_mixins.py)."""
+        get = settings.below(f"datasets.{beside.clip.dataset}").get
+        ending = str(get("caption_ext", get("caption_type", ".txt")))
+        text = beside.text(f".{ending.lstrip('.')}") or ""
+        tags = (text if text.strip() else get("default_caption") or "").split(",")
+        trigger, is_reg = get("trigger_word") or settings.get("trigger_word") or "", get("is_reg") is True
+        replaced = [tag.replace("[name]", trigger).replace("[trigger]", trigger) for tag in tags]
+        whole = ", ".join(replaced)
+        why = "[trigger] and [name] become the trigger word" if replaced != tags else ""
+        if trigger.strip() and trigger not in whole and not is_reg:
+            replaced[0] = f"{trigger} {replaced[0]}"
+            why = why or "the trigger word is put before captions that lack it"
+        if get("random_triggers"):
+            return FormerCaption(
+                frozenset([captions.plain(", ".join([*replaced, "…"]))]), "random_triggers are put behind"
+            )
+        if get("shuffle_tokens") is True:
+            why = "all tags are shuffled, those of keep_tokens and the trigger word too"
+            return FormerCaption(frozenset([captions.mixed([], [tag.strip() for tag in replaced])]), why)
+        return captions.former([", ".join(replaced)], why)
 
 
 AI_TOOLKIT = _AiToolkit()
@@ -71,8 +102,8 @@ AI_TOOLKIT = _AiToolkit()
 
 def _other_network(settings: FormerSettings) -> str:
     """Return the table of what is trained in place of weights; "" if there is none."""
-    tables = {key.partition(".")[0] for key, value in settings.values.items() if value is not None}
-    return next((name for name in ("embedding", "decorator", "adapter") if name in tables), "")
+    given = {key.partition(".")[0] for key, value in settings.values.items() if value is not None}
+    return next((name for name in ("embedding", "decorator", "adapter") if name in given), "")
 
 
 def _settings(
@@ -89,3 +120,16 @@ def _settings(
     for number, process in enumerate(processes):
         if number != first:
             yield f"process.{number}", str(process.get("type"))
+
+
+def _defaults(settings: FormerSettings) -> dict[str, Any]:
+    """Return the defaults that mean something for this config."""
+    found = tables.defaults(_TABLE["all"])
+    if model_keys.has_network(settings):
+        replaced = {"network.linear": "network.rank", "network.linear_alpha": "network.alpha"}
+        found |= {key: value for key, value in _TABLE["network"].items() if replaced.get(key) not in settings.values}
+    if any(key.startswith(("sample.prompts", "sample.samples")) for key in settings.values):
+        found |= _TABLE["previews"]
+    for number in range(settings.count("datasets")):
+        found |= {f"datasets.{number}.{key}": value for key, value in tables.defaults(_TABLE["dataset"]).items()}
+    return found

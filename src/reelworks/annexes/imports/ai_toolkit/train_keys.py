@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from reelworks.annexes.imports import optimizers, rules, schedules, tables
+from reelworks.annexes.imports import optimizers, rules, tables
 from reelworks.annexes.imports.ai_toolkit import models
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.core.toml_none import WORD as NONE
 
 _OPTIMIZERS = optimizers.of_trainer("ai_toolkit")
-_SCHEDULES = schedules.of_trainer("ai_toolkit")
+_SCHEDULES = optimizers.schedules_of("ai_toolkit")
 _LEAST_PRODIGY_RATE = 0.1  # a smaller one becomes 1.0 in ai-toolkit
 _RELEASE_SHIFTS = ("shift", "flux_shift", "lumina2_shift")
 _FLAT = ("linear", "weighted", "one_step", "two_step", "four_step", "eight_step", "next_sample")

@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from reelworks.annexes.imports import datasets, optimizers, settle, tables
-from reelworks.annexes.imports.diffusion_pipe import (
-    buckets,
-    clips,
-    data,
-    directories,
-    keys,
-    models,
-    objective,
-    optimizer,
-)
+from reelworks.annexes.imports import captions, datasets, optimizers, settle, tables, values
+from reelworks.annexes.imports.captions import Beside, FormerCaption
+from reelworks.annexes.imports.diffusion_pipe import buckets, data, keys, models
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigError, ConfigFile, flatten, parse_arguments, plain
 from reelworks.annexes.imports.rules import Fate, ImportedKey
 from reelworks.annexes.imports.script import Command
-from reelworks.annexes.imports.trainer import FormerTrainer, convert_by_rules
+from reelworks.annexes.imports.trainer import FormerBuckets, FormerTrainer, convert_by_rules
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
 
 _PLACEHOLDER = "data"
-_RULES = tables.read("diffusion_pipe", "keys", optimizers, datasets, keys, optimizer, objective, directories)
+_RULES = tables.read("diffusion_pipe", "keys", optimizers, datasets, keys)
 
 
 @final
 class _DiffusionPipe(FormerTrainer):
     name = "diffusion-pipe"
     gives = "the main TOML, which names the dataset TOML; or both; or a script with `train.py --deepspeed --config`"
-    buckets = staticmethod(clips.buckets)
-    caption = staticmethod(clips.caption)
 
     def recognises(self, file: ConfigFile) -> bool:
         if file.path.suffix == ".toml":
@@ -76,6 +67,37 @@ class _DiffusionPipe(FormerTrainer):
     def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
         # Of two lines of a setting, the later one knows more.
         yield from settle.settle(draft, {key.key: key for key in _convert(draft)}.values())
+
+    def buckets(self, settings: FormerSettings, dataset: int) -> FormerBuckets | None:
+        """Return the rules of its buckets, which are cut to whole batches, always without the same clips (utils/dataset.py)."""
+        try:
+            directory = data.directories(settings)[dataset]
+            gpus, stages = (values.whole(settings.get(key, 1), 1, 10**6) for key in ("num_gpus", "pipeline_stages"))
+            steps = max(gpus // stages, 1) * values.whole(settings.get("gradient_accumulation_steps", 1))
+            batch = steps * data.batch_size(settings.get("micro_batch_size_per_gpu", 1), values.MOST)
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError):
+            return None
+        lengths = [frames for _, _, frames in directory.sizes] or directory.frames
+        return FormerBuckets(whole_batches=batch, least_frames=min((each for each in lengths if each > 1), default=0))
+
+    def caption(self, settings: FormerSettings, beside: Beside) -> FormerCaption | None:
+        """Return the captions of a file: a prefix, and its text with its tags in a few orders (utils/dataset.py)."""
+
+        def get(name: str, default: Any = None) -> Any:
+            return data.of_directory(settings, beside.clip.dataset, name, default)
+
+        prefix, delimiter = str(get("caption_prefix", "")), str(get("cache_shuffle_delimiter", ", "))
+        shuffles = get("cache_shuffle_num", 0) or get("shuffle_tags", False)
+        listed = beside.read(str(Path(beside.path).with_name("captions.json"))) if beside.path else None
+        own = json.loads(listed).get(Path(beside.path).name) if listed is not None else None
+        texts = own if isinstance(own, list) else [(beside.text(".txt") or "").strip()]
+        why = "captions are those of captions.json" if isinstance(own, list) else ""
+        if not shuffles:
+            return captions.former([f"{prefix}{text}" for text in texts], why)
+        joint = delimiter.strip() or delimiter
+        parts = [captions.mixed([], text.split(delimiter), joint=f"{joint} ") for text in texts]
+        found = (part._replace(text=captions.plain(prefix + part.text).text) for part in parts)
+        return FormerCaption(frozenset(found), why or f"tags are split at {delimiter!r} and shuffled")
 
 
 DIFFUSION_PIPE = _DiffusionPipe()
@@ -123,11 +145,9 @@ def _options(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _defaults(draft: ImportDraft) -> dict[str, Any]:
-    adapter = objective.trains_adapter(draft)
+    adapter = keys.trains_adapter(draft)
     # The text encoders of SDXL are trained, whatever a config says.
-    texts = (
-        dict.fromkeys(optimizer.RATES_OF_TEXTS, "optimizer.lr") if draft.settings.get("model.type") == "sdxl" else {}
-    )
+    texts = dict.fromkeys(keys.RATES_OF_TEXTS, "optimizer.lr") if draft.settings.get("model.type") == "sdxl" else {}
     return texts | {key: value for key, value in keys.DEFAULTS.items() if adapter or not key.startswith("adapter.")}
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from reelworks.annexes.imports import rules, tables
 from reelworks.annexes.imports.draft import ImportDraft
-from reelworks.annexes.imports.kohya import lycoris, reading
+from reelworks.annexes.imports.kohya import reading
 from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.annexes.imports.values import is_on, number_of, whole_of
 from reelworks.core.errors import UserError
@@ -42,9 +43,9 @@ def begin(draft: ImportDraft, targets: Any, why: str) -> Outcome:
     theirs = type_of(draft)
     ours = _ALGORITHMS.get(theirs)
     remark = draft.set("lora.type", ours or "lora")
-    found = lycoris.adapted(draft) if lycoris.is_used(draft) else None
+    found = _lycoris_layers(draft) if _is_lycoris(draft) else None
     if found is not None:
-        targets, why = found.targets, f'preset "{lycoris.preset_of(draft)}" of LyCORIS'
+        targets, why = found.targets, f'preset "{_lycoris_preset_of(draft)}" of LyCORIS'
     draft.set("lora.targets", targets, why)
     if ours is None:
         return Fate.NOT_POSSIBLE, f"{theirs} is not there; {remark} replaces it"
@@ -63,9 +64,9 @@ def _alpha(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _lycoris_preset(value: Any, draft: ImportDraft) -> Outcome:
-    if not lycoris.is_used(draft):
+    if not _is_lycoris(draft):
         return Fate.NO_MEANING, "only LyCORIS has presets"
-    remark, missing = f"lora.targets = {draft.get('lora.targets')!r}", lycoris.adapted(draft).missing
+    remark, missing = f"lora.targets = {draft.get('lora.targets')!r}", _lycoris_layers(draft).missing
     return (Fate.NOT_POSSIBLE, f"{remark}; {missing}") if missing else (Fate.TAKEN, remark)
 
 
@@ -87,3 +88,54 @@ def _can_write(lora: LoraConfig, format: str, network: Any) -> bool:
     except UserError:
         return False
     return True
+
+
+class _LycorisNetwork(NamedTuple):
+    """Layers of a network, see `lycoris.toml`."""
+
+    of: Sequence[str] = ()
+    blocks: list[str] | str = "blocks"
+    residual: Sequence[str] = ()
+    attention: Sequence[str] = ()
+    missing: str = ""
+
+
+_NETWORKS = [_LycorisNetwork(**found) for found in tables.table("kohya", "lycoris")["networks"]]
+_WITH_RESIDUAL = ("full", "full-lin", "unet-only")
+_WITHOUT = ("attn-mlp", "unet-transformer-only")
+
+
+class _LycorisLayers(NamedTuple):
+    """Layers that a preset adapts, and what of it is not here; an empty text if nothing is."""
+
+    targets: list[str] | str
+    missing: str = ""
+
+
+def _is_lycoris(draft: ImportDraft) -> bool:
+    """Whether the trained network is one of LyCORIS."""
+    return str(draft.settings.get("network_module") or "").startswith("lycoris")
+
+
+def _lycoris_preset_of(draft: ImportDraft) -> str:
+    """Return the name of the preset; LyCORIS's default is "full"."""
+    return str(draft.settings.get("network_args.preset") or "full")
+
+
+def _lycoris_layers(draft: ImportDraft) -> _LycorisLayers:
+    """Return the layers that LyCORIS adapts in the draft's network."""
+    name, preset = str(draft.get("model.name", "")), _lycoris_preset_of(draft)
+    known = next((network for network in _NETWORKS if name.startswith(tuple(network.of))), _LycorisNetwork())
+    # GLoRA adapts transformers alone, whatever the preset.
+    is_glora = draft.settings.get("network_args.algo") == "glora"
+    if is_glora or preset in _WITHOUT or (preset in _WITH_RESIDUAL and not known.residual):
+        return _LycorisLayers(known.blocks, known.missing)
+    if preset in _WITH_RESIDUAL:
+        return _LycorisLayers([*known.blocks, *known.residual], "it adapts convolutions too, which have no update here")
+    if preset == "attn-only":
+        if known.attention:
+            return _LycorisLayers([*known.attention])
+        return _LycorisLayers("default", "it finds no layer of this network; all attentions are the nearest")
+    if preset == "unet-convblock-only" and known.residual:
+        return _LycorisLayers([*known.residual], "it adapts convolutions too, which have no update here")
+    return _LycorisLayers(known.blocks, "this preset is not known: name its layers in lora.targets")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from reelworks.annexes.imports import datasets, optimizers, rates, rules, schedules, tables
+from reelworks.annexes.imports import datasets, optimizers, rules, tables
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.kohya import adapters, reading
 from reelworks.annexes.imports.rules import Fate, ImportedKey, Outcome, Rule
@@ -18,7 +18,7 @@ from reelworks.annexes.imports.trainer import BATCHES_COUNT_ALIKE, convert_by_ru
 from reelworks.annexes.imports.values import is_on, number_of, whole_of
 
 _OPTIMIZERS = optimizers.of_trainer("kohya")
-_SCHEDULES = schedules.of_trainer("kohya")
+_SCHEDULES = optimizers.schedules_of("kohya")
 _OFF = (False, "False", "false")
 _FLOAT8 = ("fp8_base", "fp8_scaled", "fp8_base_unet")
 
@@ -86,7 +86,7 @@ def _warmup(value: Any, draft: ImportDraft) -> Outcome:
     processes = max(whole_of(draft.settings.get("accelerate.num_processes") or 1), 1)
     if steps >= 1 and not is_percent:  # counted by each process, of which accelerate's schedule takes all at each step
         return rules.within(round(steps / processes), draft, "train.warmup_steps", 0, whole=True)
-    return Fate.TAKEN, rates.share(draft, steps, processes)
+    return Fate.TAKEN, optimizers.take_warmup_share(draft, steps, processes)
 
 
 def _least_rate(value: Any, draft: ImportDraft) -> Outcome:

@@ -1,14 +1,13 @@
-"""Parts of OneTrainer's models, and translations of what a config says of each."""
+"""Parts of OneTrainer's models and its optimizer, and translations of what a config says of each part."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
-from reelworks.annexes.imports import datasets, rules, tables, values
-from reelworks.annexes.imports import optimizers as former_optimizers
+from reelworks.annexes.imports import datasets, optimizers, rules, tables, values
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
-from reelworks.annexes.imports.onetrainer import models, optimizers
+from reelworks.annexes.imports.onetrainer import models
 from reelworks.annexes.imports.onetrainer.models import OneTrainerModel
 from reelworks.annexes.imports.rules import Fate, Outcome, Rule
 
@@ -25,6 +24,7 @@ PARTS = (
     *("unet", "prior", "transformer", "unconditional_transformer", "text_encoder", "text_encoder_2", "text_encoder_3"),
     *("text_encoder_4", "vae", "effnet_encoder", "decoder", "decoder_text_encoder", "decoder_vqgan"),
 )
+_OPTIMIZERS = optimizers.of_trainer("onetrainer")  # their settings are those of `modules/util/optimizer_util.py`
 
 
 def model_of(draft: ImportDraft) -> OneTrainerModel:
@@ -61,13 +61,13 @@ def _weight_dtype(value: Any, draft: ImportDraft) -> Outcome:
 def set_rate(value: Any, draft: ImportDraft) -> Outcome:
     """Take the learning rate of the network."""
     rate = values.number(value, 1e-300) * rate_scale(draft) ** 0.5
-    is_share = optimizers.setting(draft.settings, "scale_parameter") is not True
+    is_share = optimizer_setting(draft.settings, "scale_parameter") is not True
     if draft.get("train.optimizer") == "adafactor" and is_share:
         remark = draft.set("train.learning_rate", float(f"{rate / _SIZE_OF_WEIGHTS:.3g}"))
         return Fate.NOT_POSSIBLE, (
             f"{remark}: here it is a share of the size of the weights, which is about {_SIZE_OF_WEIGHTS} in these networks"
         )
-    return former_optimizers.rate(rate, draft)
+    return optimizers.rate(rate, draft)
 
 
 def processes(settings: FormerSettings) -> int:
@@ -86,6 +86,23 @@ def rate_scale(draft: ImportDraft) -> int:
     if kind in ("GRADIENT_ACCUMULATION", "BOTH", "GLOBAL_BOTH"):
         scale *= values.whole(steps)
     return scale
+
+
+def optimizer_name(settings: FormerSettings) -> str:
+    """Return the optimizer's name there."""
+    return str(settings.get("optimizer.optimizer", "ADAMW"))
+
+
+def optimizer_of(settings: FormerSettings) -> optimizers.FormerOptimizer:
+    """Return the optimizer."""
+    return tables.fitting(_OPTIMIZERS, optimizer_name(settings))
+
+
+def optimizer_setting(settings: FormerSettings, key: str) -> Any:
+    """Return a setting of the optimizer: its own, or what the window remembers for it, or its default."""
+    places = ("optimizer", f"optimizer_defaults.{optimizer_name(settings)}")
+    given = (settings.get(f"{place}.{key}") for place in places)
+    return next((value for value in given if value is not None), optimizer_of(settings).settings.get(key))
 
 
 def _offload(value: Any, draft: ImportDraft) -> Outcome:

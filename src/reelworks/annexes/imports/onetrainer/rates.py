@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from reelworks.annexes.imports import optimizers as former_optimizers
-from reelworks.annexes.imports import rates, schedules, tables, values
+from reelworks.annexes.imports import optimizers, tables, values
 from reelworks.annexes.imports.draft import ImportDraft
-from reelworks.annexes.imports.onetrainer import optimizers, parts
+from reelworks.annexes.imports.onetrainer import parts
 from reelworks.annexes.imports.rules import Fate, Outcome
 
-_SCHEDULES = schedules.of_trainer("onetrainer")
+_SCHEDULES = optimizers.schedules_of("onetrainer")
 
 
 def _learning_rate(value: Any, draft: ImportDraft) -> Outcome:
@@ -30,7 +29,7 @@ def _warmup(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.TAKEN, draft.set("train.warmup_steps", taken)
     if steps <= 0:
         return Fate.TAKEN, draft.set("train.warmup_steps", 0)
-    return Fate.TAKEN, rates.share(draft, steps, parts.processes(draft.settings))
+    return Fate.TAKEN, optimizers.take_warmup_share(draft, steps, parts.processes(draft.settings))
 
 
 def _schedule(value: Any, draft: ImportDraft) -> Outcome:
@@ -59,27 +58,27 @@ def _ema(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
-    return optimizers.find(draft.settings).set(draft)
+    return parts.optimizer_of(draft.settings).set(draft)
 
 
 def _betas(value: Any, draft: ImportDraft) -> Outcome:
-    return former_optimizers.betas([optimizers.setting(draft.settings, key) for key in ("beta1", "beta2")], draft)
+    return optimizers.betas([parts.optimizer_setting(draft.settings, key) for key in ("beta1", "beta2")], draft)
 
 
 def _eps(value: Any, draft: ImportDraft) -> Outcome:
-    found = optimizers.setting(draft.settings, "eps")
+    found = parts.optimizer_setting(draft.settings, "eps")
     return Fate.TAKEN, draft.set("train.eps", values.number(found or 1e-8, 1e-300))
 
 
 def _decay(value: Any, draft: ImportDraft) -> Outcome:
-    decay = values.number(optimizers.setting(draft.settings, "weight_decay"), 0)
+    decay = values.number(parts.optimizer_setting(draft.settings, "weight_decay"), 0)
     remark = draft.set("train.weight_decay", decay)
-    if decay and optimizers.name_of(draft.settings) in ("ADAM", "ADAM_8BIT"):
+    if decay and parts.optimizer_name(draft.settings) in ("ADAM", "ADAM_8BIT"):
         return Fate.NOT_POSSIBLE, f"{remark}: it is not part of the gradient here"
     return Fate.TAKEN, remark
 
 
 def _remembered(value: Any, draft: ImportDraft) -> Outcome:
-    if draft.key.startswith(f"optimizer_defaults.{optimizers.name_of(draft.settings)}."):
+    if draft.key.startswith(f"optimizer_defaults.{parts.optimizer_name(draft.settings)}."):
         return Fate.NO_MEANING, "what optimizer.* leaves out"
     return Fate.NO_MEANING, "of an optimizer that is not used"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from reelworks.annexes.imports import optimizers, rules, schedules, tables
+from reelworks.annexes.imports import optimizers, rules, tables
 from reelworks.annexes.imports.draft import ImportDraft
 from reelworks.annexes.imports.rules import Fate, Outcome
 from reelworks.annexes.imports.simpletuner import models
 from reelworks.core.toml_none import WORD as NONE
 
 _OPTIMIZERS = optimizers.of_trainer("simpletuner")
-_SCHEDULES = schedules.of_trainer("simpletuner")
+_SCHEDULES = optimizers.schedules_of("simpletuner")
 
 
 def _epochs(value: Any, draft: ImportDraft) -> Outcome:
