@@ -31,10 +31,9 @@ from reelworks.data.distributed.mesh import World
 from reelworks.data.media.config import PREFETCH_BYTES
 from reelworks.data.media.decode_pool import DecodePool
 from reelworks.training.assembly import build
-from reelworks.training.encoding import stored_batches, upkeep
+from reelworks.training.encoding import reachable, stored_batches, upkeep
+from reelworks.training.encoding.encode_worker import Progress
 from reelworks.training.encoding.encoders import FrozenEncoders
-from reelworks.training.encoding.precompute import reachable
-from reelworks.training.encoding.precompute.encode_worker import Progress
 from reelworks.training.encoding.stored_batches import StoredLatents
 from reelworks.training.plan import plan_forecast
 from reelworks.training.precompute import encoding

@@ -87,8 +87,7 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
     from reelworks.quickstart import quickstart
     from reelworks.reports import compare, html, sheet
     from reelworks.training.coverage import coverage
-    from reelworks.training.encoding import upkeep
-    from reelworks.training.encoding.precompute import encode
+    from reelworks.training.encoding import encode, upkeep
     from reelworks.training.loop import replay, trainer
     from reelworks.training.memory import tune
     from reelworks.training.plan import plan_comparison, plan_forecast, refit, rejections

@@ -34,7 +34,7 @@ from reelworks.data.media import storages
 from reelworks.data.media.decode import Request, load
 from reelworks.data.media.reading import MediaError
 from reelworks.data.schedule import cost
-from reelworks.inference.evaluate import clips, vbench
+from reelworks.inference.evaluate import clips, report
 from reelworks.inference.generate import vbench_files
 from reelworks.training.recipe import recipe_file
 
@@ -164,7 +164,7 @@ READERS: dict[str, Callable[[Path, Callable[[Path], None]], list[str]]] = {
     "batch sizes": _named("tuned.json", lambda path: tuned.read(str(path))),
     "costs": _named("costs.json", lambda path: cost.read_measured(str(path), ["a"])),
     "prompts": _named("prompts.txt", lambda path: vbench_files.prompts(path, "--prompt-file")),
-    "VBench's result": _named("r.json", vbench.results),
+    "VBench's result": _named("r.json", report.vbench_results),
     "Open-Sora's config": _named("c.py", literals.read),
     "captions of eval": _measured,
 }

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from reelworks.training.encoding.precompute.encode_worker import EncodeWorker, Progress
+from reelworks.training.encoding.encode_worker import EncodeWorker, Progress
 from reelworks.training.precompute import encode_on_cluster
 from reelworks.training.precompute.encode_on_cluster import ClusterJob, ClusterPart, EncodeActor
 

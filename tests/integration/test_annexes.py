@@ -24,7 +24,7 @@ from reelworks.commands.main import app
 from reelworks.core import annexes, executors
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run.folder import RunFolder
-from reelworks.inference.previews import previews
+from reelworks.inference import previews
 from reelworks.reports import html
 from reelworks.training.observers import observer
 from reelworks.training.recipe import annex_tables, recipe_file

@@ -128,7 +128,7 @@ def test_an_error_of_one_rank_is_told_once(recipe, rank):
 
 def _fail_in_previews(recipe: dict[str, Any], ranks: tuple[int, ...]) -> None:
     """Train, and fail on some ranks within a pass of the first previews; the others wait no longer than two seconds."""
-    from reelworks.inference.previews import previews
+    from reelworks.inference import previews
     from reelworks.models.objectives.samplers import flow
 
     def fail() -> None:

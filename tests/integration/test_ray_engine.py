@@ -38,8 +38,8 @@ from reelworks.data.catalog.scan import journal, scan
 from reelworks.data.catalog.scan.scan import scan_sources
 from reelworks.data.catalog.store.store import Catalog
 from reelworks.data.schedule.cursor import RUN_START
-from reelworks.training.encoding.precompute.encode import EncodingForecast
-from reelworks.training.encoding.precompute.encode_worker import Progress
+from reelworks.training.encoding.encode import EncodingForecast
+from reelworks.training.encoding.encode_worker import Progress
 from reelworks.training.encoding.store import EncodedStore
 from reelworks.training.plan import plan_forecast
 from reelworks.training.precompute import encode_on_cluster, encoding

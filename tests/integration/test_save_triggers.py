@@ -23,7 +23,7 @@ from reelworks.data.checkpoint import verify
 from reelworks.data.checkpoint.folder import CheckpointFolder
 from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
-from reelworks.inference.previews.previews import Previews
+from reelworks.inference.previews import Previews
 from reelworks.training.observers.validation import Validator
 from reelworks.training.step.state import TrainState
 

@@ -28,9 +28,8 @@ from reelworks.data.run.folder import RunFolder
 from reelworks.models.config import ModelConfig
 from reelworks.models.text.hashed import HashedTextEncoder
 from reelworks.training.assembly import build
-from reelworks.training.encoding import upkeep
+from reelworks.training.encoding import reachable, upkeep
 from reelworks.training.encoding.encoders import CaptionCache
-from reelworks.training.encoding.precompute import reachable
 from reelworks.training.encoding.request_key import Keys
 from reelworks.training.encoding.stored_batches import StoredLatents
 from reelworks.training.precompute import encoding

@@ -18,7 +18,7 @@ for _name in (
     "encodings.utf_8_sig",
     "faults",
     "pyarrow.dataset",
-    "reelworks.inference.previews.previews",
+    "reelworks.inference.previews",
     "reelworks.models.families.stdit3.network",
     "reelworks.models.families.wan.network",
     "reelworks.training.coverage.stop_advice",

@@ -26,7 +26,7 @@ from reelworks.commands.options import (
 from reelworks.core import machine, units
 
 if TYPE_CHECKING:
-    from reelworks.training.encoding.precompute.encode_worker import Progress
+    from reelworks.training.encoding.encode_worker import Progress
 
 _SHOWN = 20
 

@@ -14,7 +14,7 @@ from reelworks.commands import encode, new, show
 from reelworks.core import machine, trust
 from reelworks.core.errors import UserError
 from reelworks.quickstart.request import FootageRequest
-from reelworks.training.distributed.launch import EXIT_REQUEUE, LAUNCHED, launch
+from reelworks.training.loop.launch import EXIT_REQUEUE, LAUNCHED, launch
 from reelworks.training.loop.request import TrainRequest
 from reelworks.training.loop.stop_signals import Stopped, StopSignals
 

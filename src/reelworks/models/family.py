@@ -63,7 +63,7 @@ class Conditioning:
     # "learned": the network has its own empty caption; "encoded": it gets the embedding of an empty text.
     empty_caption: Literal["learned", "encoded"] = "encoded"
     # "classifier-free": a second pass without caption; "embedded": the scale is an input of the distilled network;
-    # "second-network": a pass without caption of another network of the release (`models.guided`).
+    # "second-network": a pass without caption of another network of the release (`models.expert_pair.denoiser`).
     guidance: Literal["classifier-free", "embedded", "second-network"] = "classifier-free"
     objectives: tuple[str, ...] = ("rectified-flow",)  # names of objectives that published weights were trained with
     # Whether the network knows which frames are conditions, so that it can learn to continue clips.

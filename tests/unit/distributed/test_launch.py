@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from reelworks.core import system
-from reelworks.training.distributed import launch
+from reelworks.training.loop import launch
 
 SLEEPS = "import time; time.sleep(60)"
 

@@ -16,7 +16,7 @@ import torch
 from refused import refused
 
 from reelworks.core.executors import Actor
-from reelworks.training.encoding.precompute.encode_worker import EncodeWorker, Progress
+from reelworks.training.encoding.encode_worker import EncodeWorker, Progress
 from reelworks.training.plan import plan_forecast
 from reelworks.training.precompute import encode_on_cluster, encoding
 from reelworks.training.precompute.encode_on_cluster import TRIES, ClusterJob, ClusterPart, EncodeActor

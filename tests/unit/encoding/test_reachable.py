@@ -9,7 +9,7 @@ import prepare_files as files
 import pytest
 
 from reelworks.data.schedule.plan import Samples
-from reelworks.training.encoding.precompute import reachable
+from reelworks.training.encoding import reachable
 
 ENTRIES = [
     {"resolution": "64px", "num_frames": [1, 9], "batch_size": [3, 2], "keep_prob": 0.5},

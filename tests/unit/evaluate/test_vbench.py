@@ -11,7 +11,7 @@ import pytest
 from refused import refused
 
 from reelworks.core.errors import UserError
-from reelworks.inference.evaluate import vbench
+from reelworks.inference.evaluate import report
 from reelworks.inference.generate import vbench_files, writers
 
 
@@ -53,7 +53,7 @@ def test_prompts_of_a_windows_machine_are_the_same(tmp_path: Path) -> None:
     ("read", "code"),
     [
         (lambda path: vbench_files.prompts(path, "--prompt-file"), "prompts-unreadable"),
-        (vbench.results, "vbench-unreadable"),
+        (report.vbench_results, "vbench-unreadable"),
     ],
 )
 def test_a_file_that_is_not_there_is_told_in_the_words_of_the_system(
@@ -85,7 +85,7 @@ def test_results_of_vbench_are_read(tmp_path: Path) -> None:
     file.write_text(
         json.dumps({"subject_consistency": [0.93, by_clip], "human_action": [0.5, pairs]}), encoding="utf-8"
     )
-    subject, action = vbench.results(file)
+    subject, action = report.vbench_results(file)
     assert (subject.name, subject.value, subject.clips) == ("vbench/subject_consistency", 0.93, 3)
     assert subject.by_clip["a dog-2"] == 0.2
     assert (action.value, action.by_clip) == (0.5, {})
@@ -97,4 +97,4 @@ def test_results_of_vbench_are_read(tmp_path: Path) -> None:
 def test_what_is_no_result_of_vbench_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "run_eval_results.json").write_text(text, encoding="utf-8")
     with refused("vbench-unreadable", "--vbench"):
-        vbench.results(tmp_path / "run_eval_results.json")
+        report.vbench_results(tmp_path / "run_eval_results.json")

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from reelworks.core.shape import Shape
 from reelworks.inference.generate import diffusers_pipeline
 from reelworks.inference.generate.pipeline import GenerateOptions
-from reelworks.models.guided import GuidedDenoiser
+from reelworks.models.expert_pair.denoiser import GuidedDenoiser
 from reelworks.models.objectives.samplers import flow
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.models.storage import stored_weights

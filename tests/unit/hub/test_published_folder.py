@@ -38,8 +38,8 @@ from reelworks.core import files, toml, toml_none, units
 from reelworks.core.config import Publish
 from reelworks.data.run.config import LoggingConfig
 from reelworks.data.run.events import EventLog
+from reelworks.inference import previews
 from reelworks.inference.generate import defaults, export_run
-from reelworks.inference.previews import previews
 from reelworks.models.adapters.conventions import CONVENTIONS
 from reelworks.models.base_model import Base
 from reelworks.training.plan import plan_report

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
-from reelworks.annexes.imports.guards import GUARDS
 from reelworks.annexes.imports.request import ImportRequest
+from reelworks.annexes.imports.tables import GUARDS
 
 ONE_OF_BOTH = {"b": [2], "c": [True]}
 

@@ -21,7 +21,7 @@ from reelworks.data.loader import duplicates, held_out, left_out
 from reelworks.data.loader.loader import Loader
 from reelworks.data.schedule.cursor import Excluded
 from reelworks.testing.exact_resume import assert_exact_resume
-from reelworks.training.encoding.precompute import reachable
+from reelworks.training.encoding import reachable
 from reelworks.training.plan import rejections
 from reelworks.training.recipe import dataset
 from reelworks.training.recipe.dataset import ProposedBuckets, RecipeData

@@ -10,7 +10,7 @@ import prepare_files as files
 import pytest
 
 from reelworks.core import results
-from reelworks.training.encoding.precompute import reachable
+from reelworks.training.encoding import reachable
 from reelworks.training.memory import memory
 from reelworks.training.plan import plan_report
 from reelworks.training.recipe import dataset

@@ -17,7 +17,7 @@ import typer
 
 from reelworks.commands.exit_codes import ExitCode
 from reelworks.commands.main import app
-from reelworks.training.distributed import launch
+from reelworks.training.loop import launch
 
 ROOT = Path(__file__).resolve().parents[3]
 

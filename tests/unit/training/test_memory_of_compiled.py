@@ -17,7 +17,7 @@ from reelworks.core.shape import Shape
 from reelworks.models.api import Denoiser
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
-from reelworks.training.memory.fused import fused
+from reelworks.training.memory.estimate import fused
 from reelworks.training.memory.meter import Meter
 
 

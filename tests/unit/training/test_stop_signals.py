@@ -93,7 +93,7 @@ def test_a_program_that_has_caught_the_end_of_its_training_goes_on():
 
 def test_a_rank_that_has_saved_leaves_another_one_the_time_to_do_so():
     program = (
-        "import subprocess, sys\nfrom reelworks.training.distributed import launch\nlaunch._GRACE_SECONDS = 0.05\n"
+        "import subprocess, sys\nfrom reelworks.training.loop import launch\nlaunch._GRACE_SECONDS = 0.05\n"
         "saves = '; import time; time.sleep(0.6); print(\"saved\", flush=True); sys.exit(75)'\n"
         "launch._start = lambda rank, *_: subprocess.Popen(\n"
         "    [sys.executable, '-c', 'import sys' + (saves if rank else '; sys.exit(75)')])\n"

@@ -29,11 +29,11 @@ from reelworks.data.loader.position import DataPosition, next_epoch
 from reelworks.data.run import events
 from reelworks.data.run.events import EventLog
 from reelworks.data.run.folder import RunFolder
+from reelworks.inference import previews
 from reelworks.inference.evaluate.measure import MetricResult
 from reelworks.inference.generate import defaults, diffusers_pipeline, writers
 from reelworks.inference.generate.pipeline import GenerateOptions
-from reelworks.inference.previews import previews
-from reelworks.inference.previews.previews import MetricReports, Previews
+from reelworks.inference.previews import MetricReports, Previews
 from reelworks.models import factory, registry
 from reelworks.models.family import SamplingDefaults
 from reelworks.models.precision.boundary import DtypeBoundary

@@ -1,14 +1,17 @@
 """Tables that say which rule each setting of a trainer has, and what its names mean here.
 
 Tables are TOML files beside each trainer. A section that is named as a kind of rule lists settings by that kind's one argument, such
-as `[without_meaning]`, where the reasons are; `[rules]` has one setting each: first its guards (see `guards`), such as
+as `[without_meaning]`, where the reasons are; `[rules]` has one setting each: first its guards, such as
 `off = "no previews"`, then the kind with its first argument, and then the others by their names. `code = "steps"` means the function
 `_steps` of the trainer, which takes the other arguments; `each` has several rules, and `cases` one for each pattern of values.
+
+A guard has what a table says, the value and the draft, and tells why the rule stops; None if it does not. What the setting becomes then
+is one of `Fate`: that which stands beside the guard, or another one by the word before its name, as in `impossible_needs`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from inspect import isfunction
 from itertools import takewhile
@@ -16,13 +19,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from reelworks.annexes.imports import rules
+from reelworks.annexes.imports import datasets, rules
 from reelworks.annexes.imports.draft import ImportDraft
-from reelworks.annexes.imports.guards import GUARDS
-from reelworks.annexes.imports.rules import Kind, Outcome, Rule
+from reelworks.annexes.imports.rules import Fate, Kind, Outcome, Rule
+from reelworks.annexes.imports.values import flag, is_on, means, whole_of
 from reelworks.core import toml
 
 T = TypeVar("T")
+_Guard = Callable[[Any, Any, ImportDraft], Outcome | None]
+_Stop = Callable[[Any, Any, ImportDraft], str | None]
 
 
 def table(folder: str, name: str) -> dict[str, Any]:
@@ -80,3 +85,94 @@ def _case(value: Any, draft: ImportDraft, known: Mapping[str, Rule]) -> Outcome:
 
 
 _KINDS: dict[str, Kind] = rules.KINDS | {"cases": _case}
+
+
+def _if(is_stopped: Callable[[Any, ImportDraft], bool]) -> _Stop:
+    """Stop if something holds, whose reason is all that the table says."""
+    return lambda told, value, draft: told if is_stopped(value, draft) else None
+
+
+def _by(is_stopped: Callable[[Any, Any, ImportDraft], bool]) -> _Stop:
+    """Stop at the first reason in the table whose condition holds."""
+    return lambda told, value, draft: next((why for why, of in told.items() if is_stopped(of, value, draft)), None)
+
+
+def _needs(told: Mapping[str, str], value: Any, draft: ImportDraft) -> str | None:
+    """Stop if the recipe lacks one of some keys."""
+    return next((why for key, why in told.items() if not draft.get(key)), None)
+
+
+def _given(told: Mapping[str, str], value: Any, draft: ImportDraft) -> str | None:
+    """Stop if one of some other settings is given, and not off."""
+    return next((why for key, why in told.items() if draft.beside(key)), None)
+
+
+def _are(wanted: Mapping[str, Sequence[Any]], draft: ImportDraft) -> list[bool]:
+    """Return of other settings whether each has one of some values; a switch is no number."""
+    given = [(draft.beside(key), values) for key, values in wanted.items()]
+    return [
+        any(means(own, each) and (isinstance(own, str) or type(own) is type(each)) for each in values)
+        for own, values in given
+    ]
+
+
+def _became(wanted: Mapping[str, Sequence[Any]], draft: ImportDraft) -> list[bool]:
+    """Return of keys of the recipe whether each has one of some values."""
+    return [draft.get(key) in values for key, values in wanted.items()]
+
+
+_OFF: tuple[Any, ...] = (None, False, 0, "", [], "false", "False", "none", "None")
+_STOPS: dict[str, tuple[Fate, _Stop]] = {
+    # A switch that is off: by its truth, in any spelling of a command line, or as a switch and nothing else.
+    "off": (Fate.DEFAULT, _if(lambda value, draft: not value)),
+    "zero": (Fate.DEFAULT, _if(lambda value, draft: value in _OFF)),
+    "not_on": (Fate.DEFAULT, _if(lambda value, draft: not is_on(value))),
+    "flag": (Fate.DEFAULT, _if(lambda value, draft: not flag(value))),
+    "unset": (Fate.DEFAULT, _if(lambda value, draft: value is None)),
+    # Values that mean what happens here anyway; all values but some; numbers below a whole one.
+    "same": (Fate.DEFAULT, _by(lambda values, value, draft: any(means(value, each) for each in values))),
+    "unlike": (Fate.DEFAULT, _by(lambda values, value, draft: not any(means(value, each) for each in values))),
+    "below": (Fate.DEFAULT, _by(lambda least, value, draft: whole_of(value) < least)),
+    # Models of another objective, of pictures, without given frames; those whose names begin otherwise, or so.
+    "flow": (Fate.NO_MEANING, _if(lambda value, draft: not draft.is_flow)),
+    "diffusion": (Fate.NO_MEANING, _if(lambda value, draft: draft.is_flow)),
+    "clips": (Fate.NO_MEANING, _if(lambda value, draft: datasets.pictures_only(draft))),
+    "frames": (Fate.NO_MEANING, _if(lambda value, draft: not datasets.conditioning_of(draft).frames)),
+    "models": (Fate.NO_MEANING, _by(lambda starts, value, draft: not datasets.is_model(draft, starts))),
+    "not_models": (Fate.NO_MEANING, _by(lambda starts, value, draft: datasets.is_model(draft, starts))),
+    # What the recipe became: it lacks a key, has another adapter, has other values than some, or has one of some.
+    "needs": (Fate.NO_MEANING, _needs),
+    "lora": (Fate.NO_MEANING, _by(lambda types, value, draft: draft.get("lora.type") not in types)),
+    "not_lora": (Fate.NO_MEANING, _by(lambda types, value, draft: draft.get("lora.type") in types)),
+    "where": (Fate.NO_MEANING, _by(lambda wanted, value, draft: not all(_became(wanted, draft)))),
+    "except": (Fate.NO_MEANING, _by(lambda wanted, value, draft: any(_became(wanted, draft)))),
+    # Another setting, with `*` for the number of the own one: it is given, or off, has other values than some, or one of some.
+    "yields_to": (Fate.NO_MEANING, lambda told, _, draft: None if draft.beside(told) is None else f"{told} decides"),
+    "belongs_to": (
+        Fate.NO_MEANING,
+        lambda told, _, draft: None if draft.beside(told) else f"it belongs to {told.rpartition('.')[2]}",
+    ),
+    "given": (Fate.NO_MEANING, _given),
+    "with": (Fate.NO_MEANING, _by(lambda wanted, value, draft: not all(_are(wanted, draft)))),
+    "without": (Fate.NO_MEANING, _by(lambda wanted, value, draft: any(_are(wanted, draft)))),
+}
+_WORDS = {
+    "": None,
+    "default_": Fate.DEFAULT,
+    "meaningless_": Fate.NO_MEANING,
+    "impossible_": Fate.NOT_POSSIBLE,
+    "taken_": Fate.TAKEN,
+}
+
+
+def _guard(fate: Fate, stop: _Stop) -> _Guard:
+    def handle(told: Any, value: Any, draft: ImportDraft) -> Outcome | None:
+        why = stop(told, value, draft)
+        return None if why is None else (fate, why)
+
+    return handle
+
+
+GUARDS = {
+    f"{word}{name}": _guard(fate or own, stop) for word, fate in _WORDS.items() for name, (own, stop) in _STOPS.items()
+}

@@ -1,4 +1,4 @@
-"""Runs: what became of each, its curves, previews and checkpoints, and stopping and resuming it."""
+"""Runs: what became of each, its curves, previews and checkpoints, stopping and resuming it, and several side by side."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from reelworks.annexes.page import comparing, runs
+from reelworks.annexes.page import runs
 from reelworks.annexes.page.context import Context, PageContext, PageRun
 from reelworks.annexes.page.jobs_api import add_job, require_trust
 from reelworks.core import results
 from reelworks.core.errors import UserError
 from reelworks.core.results import Json
 from reelworks.data.run import lock
-from reelworks.reports import plots
+from reelworks.reports import compare, plots
 from reelworks.reports.previews import MEDIA
 
 _FOLLOW_SECONDS = 0.5
 _PING_SECONDS = 15.0
+_MOST_COMPARED = 8
 
 
 routes = APIRouter()
@@ -69,8 +70,8 @@ async def follow_run(context: PageContext, key: str, _: PageRun, request: Reques
 
 
 @routes.get("/compare")
-def compare(context: PageContext, runs: str) -> Json:
-    return comparing.compare_runs(context, runs.split(","))
+def compare_runs(context: PageContext, runs: str) -> Json:
+    return _compared(context, runs.split(","))
 
 
 @routes.post("/runs/{key}/stop")
@@ -114,3 +115,38 @@ async def _news(context: Context, key: str, request: Request) -> AsyncIterator[s
             yield ": still here\n\n"
         await asyncio.sleep(_FOLLOW_SECONDS)
         quiet += _FOLLOW_SECONDS
+
+
+def _compared(context: Context, keys: list[str]) -> Json:
+    """Return results, differing recipe keys, curves, and previews by prompt of two to eight runs."""
+    if not 2 <= len(set(keys)) <= _MOST_COMPARED:
+        raise UserError(
+            f"this compares two to {_MOST_COMPARED} runs",
+            code="runs-to-compare",
+            field="runs",
+            value=len(set(keys)),
+            remedy="choose them in the list of runs",
+        )
+    folders = [context.workspace.run(key) for key in keys]
+    found = compare.compare(folders)
+    named = list(zip(found.names, found.data, strict=True))
+    return {
+        "names": found.names,
+        "results": results.as_json(found.result_rows),
+        "recipe": results.as_json(found.recipe_rows),
+        "figures": results.as_json(plots.overlaid(named)),
+        "previews": _previews([runs.previews(context, key, run) for key, run in zip(keys, folders, strict=True)]),
+    }
+
+
+def _previews(of_runs: list[list[Json]]) -> list[Json]:
+    """Return the previews of each prompt: of the last step that all runs have, or else of each one's last."""
+    steps = [{shown["step"]: shown for shown in found} for found in of_runs]
+    common = set(steps[0]).intersection(*steps[1:])
+    chosen = [found.get(max(common, default=max(found, default=None))) for found in steps]
+    by_prompt: dict[str, list[Json | None]] = {}
+    for number, shown in enumerate(chosen):
+        for file in shown["files"] if shown else ():
+            row = by_prompt.setdefault(file["prompt"], [None] * len(chosen))
+            row[number] = file | {"step": shown["step"]} if shown and file["url"] else None
+    return [{"prompt": prompt, "files": files} for prompt, files in by_prompt.items()]

@@ -1,18 +1,18 @@
-"""Results of metrics as a value and as a file, and as metrics of a checkpoint."""
+"""Results of metrics, those of VBench among them, as a value and as a file, and as metrics of a checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from reelworks.core import digests, machine
+from reelworks.core import digests, machine, user_files
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.log import logger
 from reelworks.data.checkpoint import locate
 from reelworks.data.checkpoint.folder import CheckpointFolder
-from reelworks.inference.evaluate import clips, registry, vbench
+from reelworks.inference.evaluate import clips, registry
 from reelworks.inference.evaluate.clips import MeasuredClip, Unreadable
 from reelworks.inference.evaluate.measure import MetricResult, fingerprint, measure
 from reelworks.inference.evaluate.metric import Settings
@@ -64,7 +64,7 @@ def of_folders(request: EvalRequest, on_clip: Callable[[int, int], None] = lambd
         UserError: A folder holds no media, a metric or a name of weights is unknown, or the results cannot be read.
     """
     generated, reference = request.generated, request.reference
-    foreign = [] if request.vbench is None else vbench.results(request.vbench)
+    foreign = [] if request.vbench is None else vbench_results(request.vbench)
     if generated is None:
         return Report(None, None, foreign)
     kinds = registry.all_named(request.metrics or registry.names(), "--metric")
@@ -115,3 +115,29 @@ def record(target: Path, values: dict[str, float], measured_on: str) -> str:
     metrics = {name if name.startswith("vbench/") else f"eval/{name}": value for name, value in values.items()}
     CheckpointFolder(run.checkpoints_folder).record_metrics(step, metrics, dict.fromkeys(metrics, measured_on))
     return f"recorded for step {step}: {', '.join(metrics)}"
+
+
+def vbench_results(path: Path) -> list[MetricResult]:
+    """Read a file `*_eval_results.json` of VBench; in all its dimensions higher is better.
+
+    Raises:
+        UserError: The file cannot be read, or is not such a file.
+    """
+    try:
+        return [_vbench_dimension(name, *result[:2]) for name, result in user_files.read_json(path).items()]
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
+        raise UserError(
+            f"this is no result of VBench ({user_files.why(error)})",
+            code="vbench-unreadable",
+            field="--vbench",
+            value=str(path),
+            remedy="name the file NAME_eval_results.json in its output folder",
+        ) from error
+
+
+def _vbench_dimension(name: str, mean: Any, by_clip: Any = ()) -> MetricResult:
+    # Some dimensions give objects per clip, and some pairs or other values that are no mean of the clip.
+    entries = [each for each in by_clip if isinstance(each, dict) and isinstance(each.get("video_path"), str)]
+    values = {Path(each["video_path"]).stem: each.get("video_results") for each in entries}
+    numbers = {clip: float(v) for clip, v in values.items() if isinstance(v, int | float)}
+    return MetricResult(f"vbench/{name}", True, float(mean), len(entries), by_clip=numbers)

@@ -29,8 +29,7 @@ from reelworks.models.api import DenoiserInputs, TextEmbedding
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, FamilyDenoiser
 from reelworks.models.expert_pair.config import PARTS
-from reelworks.models.expert_pair.denoiser import ExpertPairDenoiser
-from reelworks.models.guided import GuidedDenoiser
+from reelworks.models.expert_pair.denoiser import ExpertPairDenoiser, GuidedDenoiser
 from reelworks.models.objectives import ddpm
 from reelworks.models.objectives.config import NUM_TIMESTEPS
 from reelworks.models.objectives.objectives import PREDICTIONS

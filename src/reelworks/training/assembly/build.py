@@ -24,9 +24,8 @@ from reelworks.models.attention.attention_audit import ReplacedKernels
 from reelworks.models.base_model import Base
 from reelworks.models.diffusers_denoiser import FamilyDenoiser
 from reelworks.models.expert_pair.config import PARTS, switch_timestep
-from reelworks.models.expert_pair.denoiser import ExpertPairDenoiser
+from reelworks.models.expert_pair.denoiser import GUIDE, ExpertPairDenoiser, GuidedDenoiser
 from reelworks.models.family import IMAGE_ENCODERS
-from reelworks.models.guided import GUIDE, GuidedDenoiser
 from reelworks.models.objectives import objectives
 from reelworks.models.precision.boundary import DtypeBoundary, check_contract
 from reelworks.models.sequence.sequence_parallel import SequenceParallel

@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 
 from reelworks.data.media import lettering
 from reelworks.training.encoding.encoders import FrozenEncoders
-from reelworks.training.encoding.precompute.reachable import Chunk
+from reelworks.training.encoding.reachable import Chunk
 from reelworks.training.encoding.request_key import TEXT
 from reelworks.training.encoding.store import EncodedStore
 from reelworks.training.encoding.stored_batches import StoredLatents

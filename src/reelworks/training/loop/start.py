@@ -23,9 +23,9 @@ from reelworks.models.sequence import sequence_limits
 from reelworks.models.sequence.sequence_parallel import SequenceParallel
 from reelworks.training.assembly import build, preview_model
 from reelworks.training.assembly.build import TrainedModel
+from reelworks.training.encoding import reachable
+from reelworks.training.encoding.encode_worker import Progress
 from reelworks.training.encoding.encoders import FrozenEncoders
-from reelworks.training.encoding.precompute import reachable
-from reelworks.training.encoding.precompute.encode_worker import Progress
 from reelworks.training.encoding.stored_batches import StoredLatents
 from reelworks.training.loop import open_run, rendezvous, resume
 from reelworks.training.loop.open_run import FolderLock, StartedStage

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from reelworks.core import system, terminal
 from reelworks.core.log import logger
-from reelworks.training.distributed.launch import EXIT_REQUEUE
+from reelworks.training.loop.launch import EXIT_REQUEUE
 
 if TYPE_CHECKING:
     from reelworks.data.distributed.mesh import World

@@ -23,11 +23,11 @@ from reelworks.data.loader.position import DataPosition
 from reelworks.data.loader.step_source import StepSource
 from reelworks.data.run.folder import RunFolder
 from reelworks.models.attention import attention
-from reelworks.training.distributed.launch import EXIT_REQUEUE
 from reelworks.training.encoding import stored_batches
-from reelworks.training.encoding.precompute.encode_worker import Progress
+from reelworks.training.encoding.encode_worker import Progress
 from reelworks.training.loop import checkpointing, open_run, rendezvous, resume, stages, start
 from reelworks.training.loop.checkpointing import CheckpointManager
+from reelworks.training.loop.launch import EXIT_REQUEUE
 from reelworks.training.loop.open_run import FolderLock
 from reelworks.training.loop.request import TrainRequest
 from reelworks.training.loop.stages import Stage

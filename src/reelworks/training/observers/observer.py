@@ -180,7 +180,7 @@ class ObserverKind(Protocol):
 
 
 # Module and name; they are imported when a training begins. Previews generate clips, which lies above training.
-_KINDS: dict[str, str] = {"previews": "reelworks.inference.previews.previews:KIND"}
+_KINDS: dict[str, str] = {"previews": "reelworks.inference.previews:KIND"}
 
 
 def register(name: str, place: str) -> None:

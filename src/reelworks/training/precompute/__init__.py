@@ -1,1 +1,1 @@
-"""Encode the clips and captions of a recipe before training; `training.encoding.precompute`, which does the work, knows no recipe."""
+"""Encode the clips and captions of a recipe before training; `training.encoding`, which does the work, knows no recipe."""

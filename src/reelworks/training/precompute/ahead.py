@@ -15,11 +15,10 @@ from reelworks.core.log import logger
 from reelworks.data.catalog.scan.scan import ScanProgress
 from reelworks.data.distributed import mesh
 from reelworks.data.loader.left_out import by_reason
-from reelworks.training.encoding import upkeep
-from reelworks.training.encoding.precompute import encode, reachable
-from reelworks.training.encoding.precompute.encode import EncodingReport
-from reelworks.training.encoding.precompute.encode_worker import Progress
-from reelworks.training.encoding.precompute.reachable import Chunk
+from reelworks.training.encoding import encode, reachable, upkeep
+from reelworks.training.encoding.encode import EncodingReport
+from reelworks.training.encoding.encode_worker import Progress
+from reelworks.training.encoding.reachable import Chunk
 from reelworks.training.encoding.store import EncodedStore
 from reelworks.training.encoding.stored_batches import StoredLatents
 from reelworks.training.plan import plan_forecast, rejections

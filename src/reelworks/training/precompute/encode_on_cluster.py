@@ -26,9 +26,9 @@ from reelworks.core import digests, system
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.executors import ActorExecutor
 from reelworks.data.schedule.cursor import StageStart
-from reelworks.training.encoding.precompute import encode
-from reelworks.training.encoding.precompute.encode import Encoding, EncodingForecast
-from reelworks.training.encoding.precompute.encode_worker import EncodeWorker, Progress
+from reelworks.training.encoding import encode
+from reelworks.training.encoding.encode import Encoding, EncodingForecast
+from reelworks.training.encoding.encode_worker import EncodeWorker, Progress
 from reelworks.training.plan import plan_forecast
 from reelworks.training.precompute import encoding
 from reelworks.training.recipe.dataset import RecipeData

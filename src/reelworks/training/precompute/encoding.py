@@ -16,11 +16,10 @@ from reelworks.data.loader.position import next_epoch
 from reelworks.data.schedule.plan import PlanSpec
 from reelworks.models import components, registry
 from reelworks.training.assembly import build
-from reelworks.training.encoding import request_key
+from reelworks.training.encoding import encode, reachable, request_key
+from reelworks.training.encoding.encode import Encoding, EncodingForecast
+from reelworks.training.encoding.encode_worker import Progress, Report
 from reelworks.training.encoding.encoders import FrozenEncoders
-from reelworks.training.encoding.precompute import encode, reachable
-from reelworks.training.encoding.precompute.encode import Encoding, EncodingForecast
-from reelworks.training.encoding.precompute.encode_worker import Progress, Report
 from reelworks.training.encoding.request_key import EncoderIds, FileDigests, Keys
 from reelworks.training.encoding.store import EncodedStore
 from reelworks.training.encoding.stored_batches import StoredLatents

@@ -21,9 +21,9 @@ from reelworks.data.loader.micro_batch import MicroBatchRequest
 from reelworks.data.media.config import DataConfig
 from reelworks.data.media.decode import VERSION as DECODER_VERSION
 from reelworks.training.encoding import values
+from reelworks.training.encoding.encode_worker import EncodeWorker, Progress, Report
 from reelworks.training.encoding.encoders import FrozenEncoders
-from reelworks.training.encoding.precompute.encode_worker import EncodeWorker, Progress, Report
-from reelworks.training.encoding.precompute.reachable import Chunk
+from reelworks.training.encoding.reachable import Chunk
 from reelworks.training.encoding.request_key import TEXTS, Keys
 from reelworks.training.encoding.stored_batches import StoredLatents, latent_dtype
 

@@ -1,1 +1,0 @@
-"""Previews of a training: clips that its averaged weights generate now and then, and their metrics."""

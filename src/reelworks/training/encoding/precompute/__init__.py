@@ -1,1 +1,0 @@
-"""Encode clips and captions into the store, by processes that share the work."""
