@@ -50,8 +50,7 @@ from reelworks.training.encoding import encode as encode_module
 from reelworks.training.encoding import reachable, request_key, store, upkeep, values
 from reelworks.training.encoding.encode import Encoding, EncodingForecast
 from reelworks.training.encoding.encode_worker import Claims, EncodeWorker, Progress
-from reelworks.training.encoding.encoders import FrozenEncoders
-from reelworks.training.encoding.lazy import Lazy
+from reelworks.training.encoding.encoders import FrozenEncoders, Lazy
 from reelworks.training.encoding.request_key import FileDigests
 from reelworks.training.encoding.stored_batches import StoredLatents
 from reelworks.training.observers.validation import Validator

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from reelworks.core.shape import Shape
-from reelworks.data.media import display, frame_times, framing, location, pictures, seek, tone_map, video
+from reelworks.data.media import display, frame_times, framing, location, pictures, tone_map, video
 from reelworks.data.media.augment import NO_AUGMENTATION, Augmentation
 from reelworks.data.media.formats import kind_of
 from reelworks.data.media.frame_times import FrameTimes
@@ -344,7 +344,7 @@ def _seconds(path: MediaPath) -> NDArray[np.float64]:
 def find_ticks(request: Request, times: FrameTimes, *, interlaced: bool) -> FrameTicks:
     """Find the frames of a request in a file with these frame times; raise `MediaError` if it has too few."""
     indices = _chosen(request, len(times.ticks), lambda: times.seconds)
-    (key, last), *_ = seek.key_frames([_span(indices)], times, interlaced=interlaced)
+    (key, last), *_ = frame_times.key_frames([_span(indices)], times, interlaced=interlaced)
     end = math.inf if request.num_frames is None else request.first_frame + request.num_frames
     return FrameTicks(
         tuple(times.sought_at[indices].tolist()),
@@ -380,10 +380,10 @@ def _at_ticks(path: MediaPath, place: FrameTicks, convert: ToRgb) -> Frames | No
     """Return the frames at these ticks; None if they are not there."""
     converted: dict[int, Frames] = {}
     ticks = np.array(place.around, dtype=np.int64)
-    with contextlib.suppress(seek.WrongTimesError, av.error.FFmpegError), video.opened(path) as opened:
+    with contextlib.suppress(frame_times.WrongTimesError, av.error.FFmpegError), video.opened(path) as opened:
         shown, wanted = display.size(opened), set(place.ticks)
         opened.seek(place.around[0])
-        for number, frame in progressive(seek.by_time(opened, ticks, 0)):
+        for number, frame in progressive(frame_times.frames_by_time(opened, ticks, 0)):
             if place.around[number] in wanted:
                 converted[place.around[number]] = convert(frame, shown)
         if len(converted) == len(wanted):
@@ -422,11 +422,13 @@ def _visit(opened: OpenVideo, times: FrameTimes, runs: Sequence[range], wanted: 
             if number >= last:
                 break
 
-    with contextlib.suppress(seek.WrongTimesError, av.error.FFmpegError):  # some decoders cannot begin at a key frame
+    with contextlib.suppress(
+        frame_times.WrongTimesError, av.error.FFmpegError
+    ):  # some decoders cannot begin at a key frame
         interlaced = display.may_be_interlaced(opened.stream)
-        for key, last in seek.key_frames(runs, times, interlaced=interlaced) if times.sought else ():
+        for key, last in frame_times.key_frames(runs, times, interlaced=interlaced) if times.sought else ():
             opened.seek(int(times.sought_at[key]))
-            take(seek.by_time(opened, times.sought_at[: last + 2], key), last + times.doubted)
+            take(frame_times.frames_by_time(opened, times.sought_at[: last + 2], key), last + times.doubted)
         if not left:
             return
     left |= wanted

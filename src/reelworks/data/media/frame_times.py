@@ -4,12 +4,14 @@ The frames of a video are those that a decoder gives from the file's start, in t
 packets tells them without decoding where a packet is a frame and has the time at which that is shown. Where this may not
 hold, frames are decoded: the first few of a film that was cut between its key frames, or all where packets have no times,
 equal ones, or those of several recordings that were joined.
+
+Some frames of a video are sought: the times tell from which key frames, and whether a decoder then gives those that are meant.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from itertools import islice
@@ -299,3 +301,35 @@ def _has_gap(opened: OpenVideo, packets: Packets) -> bool:
     usual = np.median(steps[steps > 0]) if (steps > 0).any() else 0.0
     is_gap = (steps > 1.5 * usual) & (steps <= _FLAGGED_JUMP_SECONDS)
     return any(is_gap[max(at - 1, 0) : at + 3].any() for at in packets.corrupt)
+
+
+class WrongTimesError(Exception):
+    """Frames come in another order than that of their times, or from another place than was sought."""
+
+
+def frames_by_time(opened: OpenVideo, ticks: NDArray[np.int64], key: int) -> Iterator[tuple[int, Any]]:
+    """Yield frames with their numbers from a key frame on, as long as a decoder gives them at these ticks."""
+    number = key
+    for frame in opened.frames():
+        if frame.pts is not None and frame.pts < ticks[key]:  # of an earlier key frame, or before this one in time
+            continue
+        if frame.pts != ticks[number]:
+            raise WrongTimesError
+        yield number, frame
+        number += 1
+        if number == len(ticks):
+            return
+
+
+def key_frames(runs: Sequence[range], times: FrameTimes, *, interlaced: bool) -> list[tuple[int, int]]:
+    """Return the key frames to begin with and the last frame that is needed from each, for ascending runs."""
+    found: list[tuple[int, int]] = []
+    for run in runs:
+        first = max(run.start - 1, 0) if interlaced else run.start  # fields are completed by those of the frame before
+        before = times.keys[times.keys <= first]
+        key, last = int(before[-1]) if len(before) else 0, run.stop - 1
+        if found and key <= found[-1][1]:  # the decoder comes by
+            found[-1] = found[-1][0], max(found[-1][1], last)
+        else:
+            found.append((key, last))
+    return found

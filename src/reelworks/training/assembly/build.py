@@ -31,8 +31,7 @@ from reelworks.models.precision.boundary import DtypeBoundary, check_contract
 from reelworks.models.sequence.sequence_parallel import SequenceParallel
 from reelworks.models.storage import file_facts, weights
 from reelworks.models.vision import VisionEncoder
-from reelworks.training.encoding.encoders import FrozenEncoders, SoundTrack
-from reelworks.training.encoding.lazy import Lazy
+from reelworks.training.encoding.encoders import FrozenEncoders, Lazy, SoundTrack
 from reelworks.training.recipe import weight_sources
 from reelworks.training.recipe.dataset import sound_spec
 from reelworks.training.recipe.recipe import Recipe

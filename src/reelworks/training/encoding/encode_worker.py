@@ -25,8 +25,7 @@ from reelworks.data.media.decode_pool import DecodePool
 from reelworks.data.media.patience import AWAY_SECONDS
 from reelworks.training.encoding import conditioning, request_key, values
 from reelworks.training.encoding.conditioning import CLIP
-from reelworks.training.encoding.encoders import FrozenEncoders
-from reelworks.training.encoding.lazy import Lazy
+from reelworks.training.encoding.encoders import FrozenEncoders, Lazy
 from reelworks.training.encoding.reachable import Chunk
 from reelworks.training.encoding.request_key import TEXT, TEXTS, Wanted
 from reelworks.training.encoding.stored_batches import StoredLatents, latent_dtype

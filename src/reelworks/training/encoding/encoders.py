@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from reelworks.core import log
 from reelworks.core.errors import UserError
 from reelworks.data.catalog.sources import SOURCES
 from reelworks.data.loader import upload
@@ -19,7 +22,6 @@ from reelworks.models.api import Autoencoder, ImageEncoder, TextEmbedding, TextE
 from reelworks.models.family import LEARNED, Conditioning
 from reelworks.models.sound.config import SoundConfig
 from reelworks.models.sound.encoder import SoundEncoder
-from reelworks.training.encoding.lazy import Lazy
 
 _MOST_BYTES = 2_000_000_000  # 480 captions of 512 tokens, 4096 wide
 _ENTRY_BYTES = 2_000  # Python objects around an embedding
@@ -205,3 +207,39 @@ class FrozenEncoders:
         video_BCTHW = self.autoencoder.decode(latent_BCTHW.float(), num_frames)
         require_numbers(latent_BCTHW, video_BCTHW)
         return ((video_BCTHW.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 4, 1).contiguous()
+
+
+class Lazy:
+    """An encoder of known sizes that `build` makes on its device at its first use; from then on it stays in memory.
+
+    Training from stored latents and embeddings needs none. What is known of it is told without loading it, and all else by the loaded one; see `models.api`.
+
+    Attributes:
+        made: The loaded one, if it is.
+    """
+
+    def __init__(self, name: str, build: Callable[[], Any], **known: Any) -> None:
+        vars(self).update(known)
+        self._name, self._build = name, build
+        self.made: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what copies and the like look for
+            raise AttributeError(name)
+        return getattr(self.loaded(), name)
+
+    def encode(self, *inputs: Any) -> Any:
+        """Encode what the loaded one encodes."""
+        return self.loaded().encode(*inputs)
+
+    def loaded(self) -> Any:
+        """Return the encoder in memory."""
+        if not self.made:
+            with log.stage(f"loading the {self._name}", at_once=True):
+                self.made.append(self._build())
+        return self.made[0]
+
+    def drop(self) -> None:
+        """Let go of it, until it is used again."""
+        self.made.clear()
+        gc.collect()  # a compiled network refers to itself

@@ -7,7 +7,7 @@ from typing import Any, final
 
 from reelworks.annexes.imports import captions, datasets, settle, tables, trainer
 from reelworks.annexes.imports import files as config_files
-from reelworks.annexes.imports.ai_toolkit import data_keys, model_keys, models, run_keys, train_keys
+from reelworks.annexes.imports.ai_toolkit import data_keys, model_keys, models, train_keys
 from reelworks.annexes.imports.captions import Beside, FormerCaption
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigError, ConfigFile
@@ -18,7 +18,7 @@ from reelworks.core.errors import UserError
 _TRAIN = ("sd_trainer", "diffusion_trainer", "ui_trainer", "fine_tune")
 _TABLE = tables.table("ai_toolkit", "defaults")
 _FIRST: list[str] = _TABLE["first"]
-_RULES = tables.read("ai_toolkit", "keys", datasets, run_keys, model_keys, data_keys, train_keys)
+_RULES = tables.read("ai_toolkit", "keys", datasets, train_keys, model_keys, data_keys)
 # A whole table may be null.
 _RULES |= {name[:-2]: rule for name, rule in _RULES.items() if name.endswith(".*") and name[:-2] not in _RULES}
 

@@ -10,16 +10,16 @@ from reelworks.annexes.imports import captions, datasets, settle, tables, values
 from reelworks.annexes.imports.captions import Beside, FormerCaption
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigError, ConfigFile, flatten
-from reelworks.annexes.imports.onetrainer import adapter, concepts, keys, migrations, models, objective, parts, rates
+from reelworks.annexes.imports.onetrainer import adapter, concepts, keys, models, objective, parts
 from reelworks.annexes.imports.rules import Fate, ImportedKey, Outcome
 from reelworks.annexes.imports.trainer import FormerBuckets, FormerTrainer, convert_by_rules
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
 
-_RULES = (
-    tables.read("onetrainer", "keys", datasets, keys, parts, objective, adapter, rates, concepts) | parts.of_parts()
-)
+_RULES = tables.read("onetrainer", "keys", datasets, keys, parts, objective, adapter, concepts) | parts.of_parts()
 _LISTS = {"concepts": "concept_file_name", "samples": "sample_definition_file_name"}
+_NAMES: dict[str, str] = tables.table("onetrainer", "names")
+_WITH_PRIOR = ("STABLE_CASCADE_1", "WUERSTCHEN_2")
 
 
 @final
@@ -54,7 +54,7 @@ class _OneTrainer(FormerTrainer):
         found = {key: value for key, value in main.items() if not lists.get(key)}
         listed = {kind: each for kind, each in lists.items() if each}
         found = flatten(found) | (flatten(listed) if listed else {})
-        return FormerSettings(migrations.migrated(found, is_preset=name.startswith("#") and name != "#.json"))
+        return FormerSettings(_migrated(found, is_preset=name.startswith("#") and name != "#.json"))
 
     def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
         # Of two lines of a setting, the later one knows more.
@@ -145,3 +145,43 @@ def _concept(settings: FormerSettings, dataset: int) -> int:
 
 def _lines(text: str | None) -> list[str]:
     return [line.strip() for line in (text or "").split("\n") if line.strip()] or [""]
+
+
+def _migrated(given: dict[str, Any], *, is_preset: bool) -> dict[str, Any]:
+    """Return settings, by dotted names, with those of older versions added by their present names.
+
+    They are renamed as by `modules/util/config/TrainConfig.py`. A preset of the trainer's own is of its present version.
+    """
+    version = given.get("__version", 0)
+    if is_preset or not isinstance(version, int) or isinstance(version, bool):
+        return given
+    found = given | {new: given[old] for old, new in _NAMES.items() if old in given and new not in given}
+    if version < 1 and isinstance(name := given.get("optimizer"), str):
+        found["optimizer.optimizer"] = name
+        found |= {f"optimizer.{key[10:]}": value for key, value in given.items() if key.startswith("optimizer_")}
+        del found["optimizer"]
+    if version < 3 and given.get("min_snr_gamma"):
+        found |= {"loss_weight_fn": "MIN_SNR_GAMMA", "loss_weight_strength": given["min_snr_gamma"]}
+    if version < 4 and "timestep_distribution" not in given:
+        weight, bias = given.get("noising_weight", 0.0), given.get("noising_bias", 0.5)
+        found["timestep_distribution"] = "SIGMOID" if weight else "UNIFORM"
+        if weight and isinstance(bias, int | float):
+            found["noising_bias"] = bias - 0.5
+    if version < 9 and given.get("model_type") not in _WITH_PRIOR:
+        copied = {f"transformer{key[5:]}": value for key, value in found.items() if key.startswith("prior.")}
+        found = copied | found
+    return found | dict(_of_parts(found, version))
+
+
+def _of_parts(found: dict[str, Any], version: int) -> Iterator[tuple[str, Any]]:
+    """Yield what older versions have once for all parts."""
+    if version < 10 and "weight_dtype" in found:
+        stored = ((key, value) for key, value in found.items() if key.endswith(".weight_dtype"))
+        yield from ((key, found["weight_dtype"]) for key, value in stored if value == "NONE")
+    if version < 11 and "gradient_checkpointing" in found:
+        mode = found["gradient_checkpointing"]
+        share = found.get("layer_offload_fraction", 0.0) if mode == "CPU_OFFLOADED" else 0.0
+        known = models.MODELS.get(str(found.get("model_type")))
+        part = "transformer" if known is None else known.part
+        yield f"{part}.gradient_checkpointing", mode not in (False, "OFF")
+        yield f"{part}.offload_fraction", share

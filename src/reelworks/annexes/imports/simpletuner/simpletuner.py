@@ -10,13 +10,13 @@ from reelworks.annexes.imports.captions import Beside, FormerCaption
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigError, ConfigFile
 from reelworks.annexes.imports.rules import ImportedKey
-from reelworks.annexes.imports.simpletuner import data_keys, files, lora_keys, models, run_keys, train_keys
+from reelworks.annexes.imports.simpletuner import data_keys, files, lora_keys, models, train_keys
 from reelworks.annexes.imports.trainer import FormerBuckets
 from reelworks.core.errors import UserError
 
 _TABLE = tables.table("simpletuner", "defaults")
 _FIRST: list[str] = _TABLE["first"]
-_RULES = tables.read("simpletuner", "keys", lora_keys, train_keys, run_keys, data_keys)
+_RULES = tables.read("simpletuner", "keys", lora_keys, train_keys, data_keys)
 # A whole table may be null.
 _RULES |= {name[:-2]: rule for name, rule in _RULES.items() if name.endswith(".*") and name[:-2] not in _RULES}
 
