@@ -5,17 +5,24 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from reelworks.annexes.imports import sizes
+from reelworks.annexes.imports import datasets, sizes
 from reelworks.annexes.imports.captions import Beside, FormerCaption
 from reelworks.annexes.imports.draft import Clip, FormerSettings, ImportDraft, without_numbers
 from reelworks.annexes.imports.files import ConfigFile
 from reelworks.annexes.imports.rules import Fate, ImportedKey, Outcome, Rule
 from reelworks.annexes.imports.sizes import Sizes
 from reelworks.core.errors import UserError
+from reelworks.core.toml_none import WORD as NONE
 from reelworks.models import registry
 from reelworks.quickstart import recipe_lines
+from reelworks.training.recipe import recipe_file
+
+_MOST_REFUSED = 200  # refused values
+_KEPT = ("model.name", "dataset.path", "bucket.resolution", "bucket.num_frames")  # without which there is no recipe
+_STEPS_TO_FILL_IN = 1000
 
 
 class FormerBuckets(NamedTuple):
@@ -189,3 +196,55 @@ def find_model(draft: ImportDraft, field: str, names: Iterable[str], also: Mappi
             remedy = "docs/reference/models.md lists the models that are; --model NAME takes one of them in its place"
             error.reword(field=error.field, problem=problem, remedy=remedy)
         raise
+
+
+def settle(draft: ImportDraft, keys: Iterable[ImportedKey]) -> list[ImportedKey]:
+    """Remove what the recipe refuses, one value after the other, and return the keys with what is to be done about each.
+
+    Raises:
+        UserError: What is wrong is no value that a setting gave, such as a model without its needed companions.
+    """
+    told = [*keys, *datasets.needed(draft)]
+    for _ in range(_MOST_REFUSED):
+        if all(draft.get(f"train.{key}") in (None, NONE) for key in ("max_steps", "max_epochs")):
+            draft.begin("")
+            draft.set("train.max_steps", _STEPS_TO_FILL_IN, "to fill in")
+        try:
+            recipe_file.parse(draft.values())
+            return told
+        except UserError as error:
+            refused = _place_of(error, draft)
+            if refused is None:
+                raise
+            origin = draft.origin_of(refused)
+            draft.remove(refused)
+            remark = f"{refused} cannot have this value ({error.problem}): set it by hand; {error.remedy}"
+            told = [replace(key, fate=Fate.TO_FILL_IN, remark=remark) if key.key == origin else key for key in told]
+    return told
+
+
+def _place_of(error: UserError, draft: ImportDraft) -> str | None:
+    """Return the key of the draft that an error is about; errors may lack the number of an entry, or name a whole table."""
+    field = (error.field or "").removeprefix("--")
+    own = [key for key in draft.assigned() if draft.origin_of(key) and _without_number(key) not in _KEPT]
+    candidates = [key for key in own if field in (key, _without_number(key)) or field.startswith(f"{key}.")]
+    same = [key for key in candidates if draft.get(key) == error.value]
+    if found := next(iter(same or candidates), None):
+        return found
+    return next((key for key in own if key.partition(".")[0] == field and _is_wrong(key, error, draft)), None)
+
+
+def _is_wrong(key: str, error: UserError, draft: ImportDraft) -> bool:
+    """Return whether a table would no longer be refused in the same way without one of its keys."""
+    values = draft.values()
+    table, _, name = key.partition(".")
+    values[table] = {other: value for other, value in values[table].items() if other != name}
+    try:
+        recipe_file.parse(values)
+    except UserError as other:
+        return other.problem != error.problem
+    return True
+
+
+def _without_number(key: str) -> str:
+    return ".".join(part for part in key.split(".") if not part.isdecimal())

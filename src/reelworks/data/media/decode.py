@@ -422,9 +422,8 @@ def _visit(opened: OpenVideo, times: FrameTimes, runs: Sequence[range], wanted: 
             if number >= last:
                 break
 
-    with contextlib.suppress(
-        frame_times.WrongTimesError, av.error.FFmpegError
-    ):  # some decoders cannot begin at a key frame
+    # Some decoders cannot begin at a key frame.
+    with contextlib.suppress(frame_times.WrongTimesError, av.error.FFmpegError):
         interlaced = display.may_be_interlaced(opened.stream)
         for key, last in frame_times.key_frames(runs, times, interlaced=interlaced) if times.sought else ():
             opened.seek(int(times.sought_at[key]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
-from reelworks.annexes.imports import captions, datasets, settle, tables, trainer
+from reelworks.annexes.imports import captions, datasets, tables, trainer
 from reelworks.annexes.imports import files as config_files
 from reelworks.annexes.imports.ai_toolkit import data_keys, model_keys, models, train_keys
 from reelworks.annexes.imports.captions import Beside, FormerCaption
@@ -68,7 +68,7 @@ class _AiToolkit(trainer.FormerTrainer):
         models.choose(draft)
         trainer.prepare(draft, "ai-toolkit", "datasets", "512px")
         converted = trainer.convert_by_rules(draft, _RULES, _defaults(draft.settings), _FIRST)
-        yield from settle.settle(draft, converted)
+        yield from trainer.settle(draft, converted)
 
     def buckets(self, settings: FormerSettings, dataset: int) -> FormerBuckets:
         """Return the rules of its buckets, whose last batch is filled with clips of that batch (toolkit/buckets.py)."""

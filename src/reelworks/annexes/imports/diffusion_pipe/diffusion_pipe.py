@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from reelworks.annexes.imports import captions, datasets, optimizers, settle, tables, values
+from reelworks.annexes.imports import captions, datasets, optimizers, tables, trainer, values
 from reelworks.annexes.imports.captions import Beside, FormerCaption
 from reelworks.annexes.imports.diffusion_pipe import buckets, data, keys, models
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
@@ -66,7 +66,7 @@ class _DiffusionPipe(FormerTrainer):
 
     def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
         # Of two lines of a setting, the later one knows more.
-        yield from settle.settle(draft, {key.key: key for key in _convert(draft)}.values())
+        yield from trainer.settle(draft, {key.key: key for key in _convert(draft)}.values())
 
     def buckets(self, settings: FormerSettings, dataset: int) -> FormerBuckets | None:
         """Return the rules of its buckets, which are cut to whole batches, always without the same clips (utils/dataset.py)."""

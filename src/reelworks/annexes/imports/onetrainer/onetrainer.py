@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any, final
 
-from reelworks.annexes.imports import captions, datasets, settle, tables, values
+from reelworks.annexes.imports import captions, datasets, tables, trainer, values
 from reelworks.annexes.imports.captions import Beside, FormerCaption
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigError, ConfigFile, flatten
@@ -58,7 +58,7 @@ class _OneTrainer(FormerTrainer):
 
     def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
         # Of two lines of a setting, the later one knows more.
-        yield from settle.settle(draft, {key.key: key for key in _convert(draft)}.values())
+        yield from trainer.settle(draft, {key.key: key for key in _convert(draft)}.values())
 
     def buckets(self, settings: FormerSettings, dataset: int) -> FormerBuckets | None:
         """Return the rules of its buckets, which are cut to whole batches (mgds/pipelineModules/AspectBatchSorting.py)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
-from reelworks.annexes.imports import captions, settle, tables, trainer
+from reelworks.annexes.imports import captions, tables, trainer
 from reelworks.annexes.imports.captions import Beside, FormerCaption
 from reelworks.annexes.imports.draft import FormerSettings, ImportDraft
 from reelworks.annexes.imports.files import ConfigError, ConfigFile
@@ -53,7 +53,7 @@ class _SimpleTuner(trainer.FormerTrainer):
             draft.set("objective.timestep_shift", shift, "default of flow_schedule_shift")
             draft.set("objective.timestep_sampling", "logit-normal", "default of SimpleTuner")
         converted = trainer.convert_by_rules(draft, _RULES, _defaults(draft.settings), _FIRST)
-        yield from settle.settle(draft, converted)
+        yield from trainer.settle(draft, converted)
 
     def buckets(self, settings: FormerSettings, dataset: int) -> FormerBuckets:
         """Return the rules of its buckets, whose last batch is filled with clips drawn anew (helpers/multiaspect/sampler.py)."""
