@@ -41,7 +41,7 @@ def test_only_what_no_stream_fills_is_a_gap_and_small_ones_are_not_listed(tmp_pa
     ]
     file = tmp_path / "steps-1-2.json.gz"
     file.write_bytes(gzip.compress(json.dumps({"traceEvents": events[::-1]}).encode()))
-    idle = profile.of_file(file, steps=2)
+    idle = profile.idle_of_file(file, steps=2)
     assert idle is not None
     assert idle.step_ms == pytest.approx(5.0)
     assert idle.share == pytest.approx(0.31 / 10)
@@ -101,7 +101,7 @@ def test_half_a_trace_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @given(st.lists(st.tuples(st.integers(0, 500), st.integers(1, 100)), min_size=1))
 def test_work_and_gaps_are_the_whole_time(pieces: list[tuple[int, int]]) -> None:
-    idle = profile.of_events([kernel(begin, begin + length) for begin, length in pieces], steps=1)
+    idle = profile.idle_of_events([kernel(begin, begin + length) for begin, length in pieces], steps=1)
     busy = {t for begin, length in pieces for t in range(begin, begin + length)}
     assert idle is not None
     whole = max(busy) + 1 - min(busy)
@@ -110,9 +110,11 @@ def test_work_and_gaps_are_the_whole_time(pieces: list[tuple[int, int]]) -> None
 
 
 def test_the_longest_gap_is_told_wherever_it_is() -> None:
-    idle = profile.of_events([kernel(0, 10, "a"), kernel(40, 50, "b"), kernel(90, 100, "c"), kernel(120, 130)], 1)
+    idle = profile.idle_of_events([kernel(0, 10, "a"), kernel(40, 50, "b"), kernel(90, 100, "c"), kernel(120, 130)], 1)
     assert "the longest 0.04 ms, between b and c" in str(idle)
 
 
 def test_a_trace_of_a_cpu_has_no_device() -> None:
-    assert profile.of_events([{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 300}], steps=1) is None
+    assert (
+        profile.idle_of_events([{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 300}], steps=1) is None
+    )

@@ -66,7 +66,7 @@ class StepProfiler(StepObserver):
         except (OSError, RuntimeError) as error:
             logger.warning("the trace could not be written (%s)", error)
             return
-        idle = of_file(file, step - self._began + 1) if self._device.type == "cuda" else None
+        idle = idle_of_file(file, step - self._began + 1) if self._device.type == "cuda" else None
         gaps = {} if idle is None else {"idle_share": idle.share, "gaps": [g._asdict() for g in idle.gaps[:_MOST_GAPS]]}
         self._log.event("profile", step=step, file=file.name, first=self._began, last=step, **gaps)
         logger.info(f"steps {self._began} to {step} are traced in {file}; https://ui.perfetto.dev shows it")
@@ -114,13 +114,13 @@ class _Work(NamedTuple):
     name: str
 
 
-def of_file(file: Path, steps: int) -> _Idle | None:
+def idle_of_file(file: Path, steps: int) -> _Idle | None:
     """Read a compressed trace of torch's profiler over some steps; None if it has no work of a GPU."""
     with gzip.open(file, "rt", encoding="utf-8") as f:
-        return of_events(json.load(f)["traceEvents"], steps)
+        return idle_of_events(json.load(f)["traceEvents"], steps)
 
 
-def of_events(events: Iterable[dict[str, Any]], steps: int) -> _Idle | None:
+def idle_of_events(events: Iterable[dict[str, Any]], steps: int) -> _Idle | None:
     """Return what lies between the pieces of work of a trace's events, over all streams; None if there are none."""
     work = sorted(
         (

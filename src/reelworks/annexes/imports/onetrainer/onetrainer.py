@@ -18,7 +18,7 @@ from reelworks.core.errors import UserError
 
 _RULES = tables.read("onetrainer", "keys", datasets, keys, parts, objective, adapter, concepts) | parts.of_parts()
 _LISTS = {"concepts": "concept_file_name", "samples": "sample_definition_file_name"}
-_NAMES: dict[str, str] = tables.table("onetrainer", "names")
+_PRESENT_NAMES: dict[str, str] = tables.table("onetrainer", "names")
 _WITH_PRIOR = ("STABLE_CASCADE_1", "WUERSTCHEN_2")
 
 
@@ -155,7 +155,7 @@ def _migrated(given: dict[str, Any], *, is_preset: bool) -> dict[str, Any]:
     version = given.get("__version", 0)
     if is_preset or not isinstance(version, int) or isinstance(version, bool):
         return given
-    found = given | {new: given[old] for old, new in _NAMES.items() if old in given and new not in given}
+    found = given | {new: given[old] for old, new in _PRESENT_NAMES.items() if old in given and new not in given}
     if version < 1 and isinstance(name := given.get("optimizer"), str):
         found["optimizer.optimizer"] = name
         found |= {f"optimizer.{key[10:]}": value for key, value in given.items() if key.startswith("optimizer_")}
