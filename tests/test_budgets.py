@@ -44,7 +44,7 @@ PARTS = {
     "quality": Part(("annexes/quality",), 2_115, 1_950),
     "learning": Part(("annexes/learning",), 870, 700),
     "hub": Part(("annexes/hub",), 670, 580),
-    "imports": Part(("annexes/imports",), 6_460, 4_850),
+    "imports": Part(("annexes/imports",), 6_450, 4_850),
     "page": Part(("annexes/page",), 2_935, 2_700),
 }
 
