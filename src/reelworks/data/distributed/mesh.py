@@ -26,7 +26,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from reelworks.core import device_memory, launcher, machine
+from reelworks.core import device_memory, launcher, machine, torch_state
 from reelworks.core.errors import UserError
 from reelworks.data.distributed import collectives, roll_call
 from reelworks.data.distributed.config import ParallelConfig
@@ -160,10 +160,17 @@ def join(
 
     `facts` returns values that must be equal on all ranks; it is not called for one process.
 
+    What the program has set in torch does not matter meanwhile, as `torch_state.own` says.
+
     Raises:
         UserError: On every rank, if a rank does not arrive, has other facts, or is in a process group already.
     """
-    limits = parallel or ParallelConfig()
+    with torch_state.own(), _joined(offload, parallel or ParallelConfig(), facts) as world:
+        yield world
+
+
+@contextmanager
+def _joined(offload: bool, limits: ParallelConfig, facts: Callable[[], Facts]) -> Iterator[World]:
     rank, size = launcher.place()
     local_rank = launcher.number("LOCAL_RANK")
     local_size = launcher.number("LOCAL_WORLD_SIZE")

@@ -11,7 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from reelworks.core import arguments, machine
+from reelworks.core import arguments, machine, torch_state
 from reelworks.core.arguments import checked
 from reelworks.core.errors import UserError
 from reelworks.core.words import named
@@ -84,6 +84,7 @@ class LoadedModel:
         return cls(recipe, 0, denoiser, DtypeBoundary(denoiser), encoders)
 
     @classmethod
+    @torch_state.own()
     def load(
         cls,
         source: Path,
@@ -188,6 +189,7 @@ class LoadedModel:
         """The network, with the other expert for a run of one, and with what guides it; both are loaded once."""
         return build.with_other_network(self.recipe, self.denoiser, self.encoder.device)
 
+    @torch_state.own()
     def generate(self, prompts: Sequence[str], options: GenerateOptions) -> PipelineOutput:
         """Generate a clip for each prompt, with the trigger word for [trigger] and [name] in it."""
         require(self.recipe, options)

@@ -1,0 +1,47 @@
+"""Work apart from what a program has set in torch and in random generators, and leave all that as it was."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+
+from reelworks.core import machine
+
+
+@contextmanager
+def own() -> Iterator[None]:
+    """Compute as in a process that has just loaded torch, and give back what the work changes.
+
+    A notebook may have turned gradients off, be in `inference_mode` or under autocast, or have another default dtype or
+    device. A training sets the number of threads, and random generators for each micro-batch.
+    """
+    import torch
+
+    device = machine.default_device()
+    with ExitStack() as stack:
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(np.random.set_state, np.random.get_state())
+        stack.callback(torch.set_rng_state, torch.get_rng_state())
+        if device.type != "cpu":
+            generators = torch.get_device_module(device)
+            stack.callback(generators.set_rng_state, generators.get_rng_state())
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        for kind in {"cpu", device.type}:
+            stack.callback(torch.set_autocast_enabled, kind, torch.is_autocast_enabled(kind))
+            torch.set_autocast_enabled(kind, False)
+        # Only where the outermost autocast ends does torch forget the weights that were cast, which the next step changes.
+        for _ in range(torch.autocast_increment_nesting() - 1):
+            torch.autocast_decrement_nesting()
+            stack.callback(torch.autocast_increment_nesting)
+        torch.autocast_decrement_nesting()
+        torch.clear_autocast_cache()
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        yield
