@@ -29,12 +29,9 @@ def serve() -> Iterator[str]:
 
 
 def lead_to(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let clients that are made from now on find the server by variables; those of fsspec would be kept from test to test."""
-    import s3fs
-
+    """Let clients find the server by variables."""
     for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": address}.items():
         monkeypatch.setenv(name, value)
-    s3fs.S3FileSystem.clear_instance_cache()
 
 
 def main() -> None:

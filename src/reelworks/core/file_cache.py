@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import time
 import uuid
@@ -38,10 +39,10 @@ class FileCache:
 
     @classmethod
     def from_environment(cls) -> FileCache:
-        """Make the machine's cache: `REELWORKS_CACHE` is its folder, `REELWORKS_CACHE_GB` its limit (50)."""
+        """Return the machine's cache: `REELWORKS_CACHE` is its folder, `REELWORKS_CACHE_GB` its limit (50)."""
         folder = Path(os.environ.get(FOLDER_VARIABLE) or user_files.cache_folder() / "files")
         try:
-            return cls(folder, float(os.environ.get(LIMIT_VARIABLE) or _DEFAULT_GB) * 1e9)
+            return _shared(folder, float(os.environ.get(LIMIT_VARIABLE) or _DEFAULT_GB) * 1e9)
         except ValueError:
             raise UserError(
                 "the limit of the cache is not a number",
@@ -145,3 +146,8 @@ class FileCache:
                     system.lock(copy.fileno())
                 path.unlink(missing_ok=True)
                 total -= size
+
+
+@functools.cache
+def _shared(folder: Path, max_bytes: float) -> FileCache:
+    return FileCache(folder, max_bytes)  # one for all, since it counts what was added

@@ -67,14 +67,12 @@ def endpoint() -> Iterator[str]:
 
 
 @pytest.fixture
-def cache(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+def cache(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A cache of 60 kB, and the variables that lead to the server."""
     s3_server.lead_to(endpoint, monkeypatch)
     for name, value in {"REELWORKS_CACHE": str(tmp_path / "cache"), "REELWORKS_CACHE_GB": "6e-5"}.items():
         monkeypatch.setenv(name, value)
-    location.cache.cache_clear()
-    yield tmp_path / "cache"
-    location.cache.cache_clear()
+    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -296,7 +294,6 @@ def test_a_cache_that_cannot_be_written_costs_no_rows(
     _, before = scan("memory://uncached", tmp_path / "catalog")
     (tmp_path / "a file").touch()
     monkeypatch.setenv("REELWORKS_CACHE", str(tmp_path / "a file" / "cache"))
-    location.cache.cache_clear()
     result, rows = scan("memory://uncached", tmp_path / "catalog")
     assert (result.unchanged, result.removed, result.bad) == (2, 0, 0)
     MemoryFileSystem().pipe_file("/uncached/new.mp4", (files / "clip 0.mp4").read_bytes())
@@ -586,8 +583,7 @@ def test_a_password_is_given_as_the_refusal_of_an_address_with_one_says(
         ((name, options),) = re.findall(r"set (\w+) to '(.+)'", caught.value.remedy)
         for protocol in ("http", "https"):
             monkeypatch.setitem(fsspec.config.conf, protocol, {})
-        fsspec.config.set_conf_env(fsspec.config.conf, {name: options.replace("…", given)})
-        fsspec.get_filesystem_class("http").clear_instance_cache()
+        monkeypatch.setenv(name, options.replace("…", given))
         assert scan(f"{root}/l.csv", tmp_path / "catalog")[1].caption.to_pylist() == ["words"]
     for url in (
         "s3://bucket/a:b@c/d",

@@ -34,9 +34,12 @@ from refused import refused
 from s3fs import S3FileSystem
 
 from reelworks.core import retry
+from reelworks.core.file_cache import FileCache
 from reelworks.core.shape import Shape
 from reelworks.data.catalog.scan import caption_texts, examine, probe_pool
 from reelworks.data.catalog.scan.caption_names import NO_FILES
+from reelworks.data.checkpoint.config import MirrorConfig
+from reelworks.data.checkpoint.mirror.remote import RemoteFilesystem
 from reelworks.data.media import location, patience, probe, storages
 from reelworks.data.media.decode import Request, load
 from reelworks.data.media.decode_pool import DecodePool, Failure
@@ -265,13 +268,11 @@ def test_what_hangs_is_a_decoder_only_if_the_bytes_are_there(tmp_path: Path, cac
 
 
 @pytest.fixture
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A cache that keeps no copy."""
     monkeypatch.setenv("REELWORKS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("REELWORKS_CACHE_GB", "1e-9")
-    location.cache.cache_clear()
-    yield tmp_path / "cache"
-    location.cache.cache_clear()
+    return tmp_path / "cache"
 
 
 class _Rights:
@@ -636,7 +637,6 @@ def test_a_cache_that_cannot_be_written_is_no_failure_of_a_clip(
 ) -> None:
     (tmp_path / "a file").touch()
     monkeypatch.setenv("REELWORKS_CACHE", str(tmp_path / "a file" / "cache"))
-    location.cache.cache_clear()
     for seconds in (0.0, 60.0):
         with decoding(seconds) as decode, refused("file-unwritable", "REELWORKS_CACHE"):
             decode(rights.files[:1])
@@ -661,6 +661,39 @@ def test_headers_of_ones_own_are_sent_beside_ours(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(fsspec.config.conf, "https", {"client_kwargs": {"headers": own}})
     sent = storages.filesystem("https://host/a.png")[0].client_kwargs["headers"]
     assert sent == own | {"Accept-Encoding": "identity"}
+
+
+@pytest.mark.parametrize(
+    "client_of", [lambda url: storages.filesystem(url)[0], lambda url: RemoteFilesystem.open(MirrorConfig(url=url))._fs]
+)
+def test_clients_are_those_of_the_variables_as_they_are_now(
+    client_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a notebook corrects its credentials after an error; files that follow one another share a client."""
+    first = client_of("https://host/a.png")
+    assert client_of("https://host/b.png") is first
+    monkeypatch.setitem(fsspec.config.conf, "https", {})
+    monkeypatch.setenv("FSSPEC_HTTPS", '{"encoded": true}')
+    assert client_of("https://host/a.png") is not first
+    assert client_of("https://host/a.png").encoded
+    asked = client_of("s3://bucket/a.png")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    assert client_of("s3://bucket/a.png") is not asked
+
+
+def test_workers_are_kept_while_the_variables_are_those_that_they_got(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(DecodePool(1, 1.0)) as workers, closing(DecodePool(0, 1.0)) as threads:
+        assert workers.may_be_used
+        monkeypatch.setenv("AWS_SESSION_TOKEN", "another")
+        assert not workers.may_be_used
+        assert threads.may_be_used
+
+
+def test_copies_lie_where_the_variables_say_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two", "one"):
+        monkeypatch.setenv("REELWORKS_CACHE", str(tmp_path / name))
+        assert FileCache.from_environment().folder == tmp_path / name
+    assert FileCache.from_environment() is FileCache.from_environment()  # which counts what it has added
 
 
 @pytest.mark.parametrize("named", ["http", pytest.param("s3", marks=pytest.mark.slow(reason="five tries"))])

@@ -166,7 +166,8 @@ class Loader(IterableDataset[Step]):
             left_out.warn(self.dataset, begun.epoch)
         self._has_told_of_left_out = True
         self._record()
-        if self._pool is None or not self._pool.is_of_this_process:
+        if self._pool is None or not self._pool.may_be_used:
+            self.close()
             self._pool = DecodePool(self._workers, self._timeout, patience_seconds=AWAY_SECONDS)
             self._pool.close_after(self)
         source = StepSource(self.dataset, self.rank, self.world_size, max_epochs=begun.epoch + 1, decoder=self._decoder)

@@ -81,7 +81,7 @@ class DecodePool:
         leaves: Callable[[], bool] = lambda: False,
     ) -> None:
         self.timeout_seconds = timeout_seconds
-        self._pid = os.getpid()
+        self._pid, self._variables = os.getpid(), dict(os.environ)
         self._closed = False
         self.decode_seconds: deque[float] = deque(maxlen=_WINDOW)
         self._decoded = 0  # clips so far
@@ -90,6 +90,11 @@ class DecodePool:
         self._processes = WorkerPool(THREADS_PER_WORKER, setting="data.num_workers") if num_workers else None
         self._calls = ThreadCalls()
         self._patience = Patience(patience_seconds, leaves)
+
+    @property
+    def may_be_used(self) -> bool:
+        """Whether an iteration may begin with it: in its own process, and with the variables that its workers got."""
+        return self.is_of_this_process and (self._processes is None or self._variables == os.environ)
 
     @property
     def is_of_this_process(self) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import io
 import os
 from collections.abc import Callable, Iterator
@@ -129,7 +128,7 @@ def _copied(file: MediaPath) -> Iterator[MediaPath]:
         if (file.content if told < 0 else told != file.version) and fingerprint(copy) != file.content:
             raise storages.ChangedError("the file has changed since it was scanned; scan again")
 
-    with cache().held(_copy_name(file), fetch) as copy:
+    with FileCache.from_environment().held(_copy_name(file), fetch) as copy:
         yield Location(str(copy), file.name, version=file.version)
 
 
@@ -140,7 +139,11 @@ def _copy_name(file: Location) -> str:
 
 def is_here(file: MediaPath) -> bool:
     """Return whether a file's bytes are copied to this machine or come from its disk: what hung on them then is a decoder."""
-    return cache().has(_copy_name(file)) if is_remote(file) else _answers(lambda: user_files.require(_path(file)))
+    return (
+        FileCache.from_environment().has(_copy_name(file))
+        if is_remote(file)
+        else _answers(lambda: user_files.require(_path(file)))
+    )
 
 
 def storage_of(file: MediaPath) -> str:
@@ -319,9 +322,3 @@ class _Range(io.RawIOBase):
         if not isinstance(self._file, str):
             self._file.close()
         super().close()
-
-
-@functools.cache
-def cache() -> FileCache:
-    """Return the copies of remote files on this machine."""
-    return FileCache.from_environment()

@@ -59,6 +59,21 @@ class ChangedError(OSError):
     """A remote file is no longer the one that was listed."""
 
 
+def make_anew() -> None:
+    """Let clients be made anew if variables of the environment, such as endpoint and credentials, changed since they were made."""
+    _forget(frozenset(os.environ.items()))
+
+
+@functools.lru_cache(maxsize=1)
+def _forget(_variables: frozenset[tuple[str, str]]) -> None:
+    from fsspec import config, registry
+
+    config.set_conf_env(config.conf)  # which fsspec does when it is imported
+    for kind in registry.values():
+        kind.clear_instance_cache()
+    _unpacked.cache_clear()
+
+
 def is_url(text: str) -> bool:
     """Return whether a text is an address such as `s3://bucket/clips` rather than a local path."""
     return bool(_URL.match(text))
@@ -74,6 +89,7 @@ def filesystem(url: str) -> tuple[Any, str]:
     import fsspec  # slow to import, and only remote files need it
     from fsspec.utils import get_protocol
 
+    make_anew()
     try:
         if _CHAIN.match(url):
             fs, path = _of_chain(url)

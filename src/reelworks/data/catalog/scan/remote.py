@@ -18,6 +18,7 @@ from urllib.parse import unquote
 
 from reelworks.core import digests, retry, user_files
 from reelworks.core.errors import UserError
+from reelworks.core.file_cache import FileCache
 from reelworks.data.catalog.scan import archive, caption_names
 from reelworks.data.catalog.scan.caption_names import AskedNames, CaptionNames
 from reelworks.data.catalog.scan.source_files import NO_FILE, Listing, SourceFile, count_sidecar, is_hidden, listing_of
@@ -187,7 +188,7 @@ def _headers(file: Location) -> archive.ArchiveHeaders:
     def fetch(target: Path) -> None:
         target.write_text(json.dumps(read()), encoding="utf-8")
 
-    cache, contents = location.cache(), None
+    cache, contents = FileCache.from_environment(), None
     key = digests.digest_json(["headers", _FORMAT, file.file, file.size, file.version])
     with suppress(UserError), cache.held(f"{key}.json", fetch) as kept:
         with suppress(ValueError, TypeError):  # a copy that a power cut has damaged

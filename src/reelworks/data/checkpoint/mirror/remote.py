@@ -24,6 +24,7 @@ from reelworks.core.errors import UserError
 from reelworks.data.checkpoint import manifest, names
 from reelworks.data.checkpoint.config import MirrorConfig
 from reelworks.data.checkpoint.manifest import BadCheckpoint, Manifest, NewerFormat
+from reelworks.data.media import storages
 
 CHECKPOINTS = "checkpoints"
 # Manifest of a checkpoint that was set aside when the run went back; renaming it restores the checkpoint.
@@ -58,6 +59,7 @@ class RemoteFilesystem:
         """
         protocol = get_protocol(config.url)
         is_folder = protocol in ("file", "local")
+        storages.make_anew()
         try:
             fs, root = url_to_fs(config.url, **config.options, **({"auto_mkdir": True} if is_folder else {}))
         except ImportError as error:
