@@ -181,8 +181,8 @@ class _Module:
     _is_in_bad_fork = staticmethod(lambda: False)
     manual_seed_all = staticmethod(lambda seed: None)  # the CPU's generator, which kernels draw from, has been seeded
 
-    get_rng_state = staticmethod(lambda device: torch.get_rng_state())
-    set_rng_state = staticmethod(lambda state, device: torch.set_rng_state(state))
+    get_rng_state = staticmethod(lambda *_: torch.get_rng_state())
+    set_rng_state = staticmethod(lambda state, *_: torch.set_rng_state(state))
 
     Stream = Event = _Stream
 

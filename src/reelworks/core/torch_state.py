@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import random
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from reelworks.core import machine
 
+if TYPE_CHECKING:
+    import torch
+
 
 @contextmanager
-def own() -> Iterator[None]:
-    """Compute as in a process that has just loaded torch, and give back what the work changes.
+def own(device: torch.device | None = None) -> Iterator[None]:
+    """Compute on a device, by default the current GPU, as in a process that has just loaded torch, and give back what the work changes.
 
     A notebook may have turned gradients off, be in `inference_mode` or under autocast, or have another default dtype or
-    device. A training sets the number of threads, and random generators for each micro-batch.
+    device. A training sets the number of threads, and random generators for each micro-batch. After an error the memory
+    that the work took is free for the next.
     """
     import torch
 
-    device = machine.default_device()
+    device = device or machine.default_device()
     with ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())
@@ -44,4 +50,17 @@ def own() -> Iterator[None]:
         torch.clear_autocast_cache()
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        yield
+        try:
+            yield
+        except BaseException as error:
+            _let_go(error)
+            raise
+
+
+def _let_go(error: BaseException) -> None:
+    """Let an error, which a notebook keeps until the next one, keep no tensors of the frames that it left."""
+    chain: list[BaseException | None] = [error]
+    for one in chain:
+        if one is not None:
+            traceback.clear_frames(one.__traceback__)
+            chain += [each for each in (one.__cause__, one.__context__) if each not in chain]

@@ -165,19 +165,21 @@ def join(
     Raises:
         UserError: On every rank, if a rank does not arrive, has other facts, or is in a process group already.
     """
-    with torch_state.own(), _joined(offload, parallel or ParallelConfig(), facts) as world:
-        yield world
-
-
-@contextmanager
-def _joined(offload: bool, limits: ParallelConfig, facts: Callable[[], Facts]) -> Iterator[World]:
-    rank, size = launcher.place()
     local_rank = launcher.number("LOCAL_RANK")
     local_size = launcher.number("LOCAL_WORLD_SIZE")
     device = machine.default_device(local_rank)
     if device.type == "cuda":
         _require_gpus(max(local_size, local_rank + 1), torch.cuda.device_count())
         torch.cuda.set_device(device)
+    with torch_state.own(device), _joined(device, local_size, offload, parallel or ParallelConfig(), facts) as world:
+        yield world
+
+
+@contextmanager
+def _joined(
+    device: torch.device, local_size: int, offload: bool, limits: ParallelConfig, facts: Callable[[], Facts]
+) -> Iterator[World]:
+    rank, size = launcher.place()
     if size > 1 and machine.is_apple(device):
         raise UserError(
             "torch has no collectives between processes on Apple's GPU",
