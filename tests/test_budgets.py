@@ -37,7 +37,7 @@ PARTS = {
     "quickstart": Part(("quickstart",), 845, 500),
     "demo and testing": Part(("demo", "testing"), 1_105, 1_100),
     # What comes after a training, or stands beside it.
-    "adapter files": Part(("annexes/lora",), 1_945, 1_450),
+    "adapter files": Part(("annexes/lora",), 1_952, 1_450),
     "doctor": Part(("annexes/doctor",), 206, 170),
     "captions": Part(("annexes/captions",), 1_688, 1_350),
     "cluster": Part(("annexes/cluster",), 163, 160),

@@ -102,12 +102,15 @@ def importing() -> Iterator[None]:
 
 @functools.cache
 def _silent(name: str) -> Any:
+    hub: Any = importlib.import_module("huggingface_hub")
+    draws = not hub.utils.are_progress_bars_disabled()
     with importing():
         module: Any = importlib.import_module(name)
-    module.utils.logging.set_verbosity_error()
-    module.utils.logging.disable_progress_bar()
-    hub: Any = importlib.import_module("huggingface_hub")
-    if not hub.constants.HF_HUB_DISABLE_PROGRESS_BARS:
+    told = module.utils.logging
+    if told.get_verbosity() == told.WARNING:  # which no program has chosen
+        told.set_verbosity_error()
+    told.disable_progress_bar()
+    if draws:
         hub.utils.enable_progress_bars()  # of downloads, which transformers turned off too
     return module
 

@@ -150,6 +150,22 @@ def test_a_loha_or_lokr_becomes_a_lora(tmp_path: Path, kind: Any) -> None:
     assert "ss_network_args" not in header_of(target)
 
 
+def test_what_a_program_has_set_in_torch_changes_no_number(tmp_path: Path) -> None:
+    """As a notebook that works under autocast."""
+    loha(tmp_path / "a.safetensors")
+
+    def told() -> tuple[bytes, LoraResult, LoraResult]:
+        target = tmp_path / "b.safetensors"
+        resized = resize.resize(
+            ResizeLoraRequest(file=tmp_path / "a.safetensors", output=target, rank=2, overwrite=True)
+        )
+        return target.read_bytes(), resized, info.info(LoraInfoRequest(file=tmp_path / "a.safetensors")).result
+
+    usual = told()
+    with torch.autocast("cpu", dtype=BF16), torch.inference_mode(), torch.device("meta"):
+        assert told() == usual
+
+
 def test_a_resized_convolution_keeps_its_kernel(tmp_path: Path) -> None:
     source, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     A, B = random(4, 5, 3, 3, seed=0), random(7, 4, 1, 1, seed=1)

@@ -7,7 +7,7 @@ import logging
 
 import fake_hub
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, utils
 from refused import refused
 
 from reelworks.core import optional_imports
@@ -103,6 +103,25 @@ def test_progress_is_shown_while_a_hub_is_slow(served, caplog, capfd):
     shown = capfd.readouterr().err
     assert "Fetching 1 files:   0%" in shown
     assert "Fetching 1 files: 100%" in shown
+
+
+def test_what_a_program_has_said_of_messages_and_bars_holds_once_a_library_is_loaded():
+    """Of libraries that are imported for the first time here."""
+    levels = optional_imports.transformers().utils.logging
+    utils.disable_progress_bars()
+    levels.set_verbosity_info()
+    try:
+        optional_imports._silent.__wrapped__("transformers")
+        assert utils.are_progress_bars_disabled()
+        assert levels.get_verbosity() == levels.INFO
+        utils.enable_progress_bars()
+        levels.set_verbosity_warning()
+        optional_imports._silent.__wrapped__("transformers")
+        assert not utils.are_progress_bars_disabled()
+        assert levels.get_verbosity() == levels.ERROR
+    finally:
+        utils.enable_progress_bars()
+        levels.set_verbosity_error()
 
 
 @pytest.mark.slow  # the client waits between its tries

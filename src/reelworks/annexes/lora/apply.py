@@ -22,7 +22,7 @@ from reelworks.annexes.lora.contents import StoredLayer
 from reelworks.annexes.lora.full_weights import FullWeights, bare_names, open_weights
 from reelworks.annexes.lora.request import ApplyLorasRequest
 from reelworks.annexes.lora.results import LayerResult, LoraResult, ratio
-from reelworks.core import files, log, requests, storage, units, user_files
+from reelworks.core import files, log, requests, storage, torch_state, units, user_files
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.units import plural
 from reelworks.data.checkpoint import safetensors_header
@@ -73,6 +73,7 @@ class _Difference(NamedTuple):
 
 
 @requests.telling(ApplyLorasRequest)
+@torch_state.own()
 def apply(request: ApplyLorasRequest) -> LoraResult:
     """Write full weights with updates added, in the dtype of each weight, to a new folder of shards with an index.
 

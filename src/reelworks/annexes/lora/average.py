@@ -15,7 +15,7 @@ from reelworks.annexes.lora import output, power_average
 from reelworks.annexes.lora.power_average import Combination
 from reelworks.annexes.lora.request import AverageRunRequest
 from reelworks.annexes.lora.results import LayerResult, LoraResult, ratio
-from reelworks.core import files, log, requests, results, toml
+from reelworks.core import files, log, requests, results, toml, torch_state
 from reelworks.core.errors import UserError
 from reelworks.data.checkpoint import listing, load, read_lock, state_file, verify
 from reelworks.data.checkpoint.folder import CheckpointFolder, CheckpointInfo
@@ -78,6 +78,7 @@ class _Checkpoint(NamedTuple):
 
 
 @requests.telling(AverageRunRequest)
+@torch_state.own()
 def average(request: AverageRunRequest) -> RunAverage:
     """Write an average of a run's checkpoints: its LoRA, or full weights.
 

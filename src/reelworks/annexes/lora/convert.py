@@ -15,7 +15,7 @@ from reelworks.annexes.lora.contents import StoredLayer
 from reelworks.annexes.lora.output import NewAdapterFile, WrittenLayer, rewriting
 from reelworks.annexes.lora.request import ConvertLoraRequest
 from reelworks.annexes.lora.results import LayerResult, LoraResult, ratio
-from reelworks.core import requests
+from reelworks.core import requests, torch_state
 from reelworks.core.errors import UserError
 from reelworks.core.units import plural
 from reelworks.models.adapters import files, fit, key_mapping, release_layers
@@ -31,6 +31,7 @@ _NAMELESS = "for which programs that read this convention have no names"
 
 
 @requests.telling(ConvertLoraRequest)
+@torch_state.own()
 def convert(request: ConvertLoraRequest) -> LoraResult:
     """Write a file in another convention.
 

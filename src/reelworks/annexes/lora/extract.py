@@ -16,7 +16,7 @@ from reelworks.annexes.lora.full_weights import FullWeights, bare_names, open_we
 from reelworks.annexes.lora.output import NewAdapterFile, rewriting
 from reelworks.annexes.lora.request import ExtractLoraRequest
 from reelworks.annexes.lora.results import LayerResult, LoraResult, ratio, share
-from reelworks.core import log, requests, results
+from reelworks.core import log, requests, results, torch_state
 from reelworks.core.errors import UserError, first_few
 from reelworks.models import identify, registry
 from reelworks.models.adapters import files as lora_files
@@ -67,6 +67,7 @@ class Extraction:
 
 
 @requests.telling(ExtractLoraRequest)
+@torch_state.own()
 def extract(request: ExtractLoraRequest) -> Extraction:
     """Write a LoRA whose updates are near the differences of two sets of weights.
 

@@ -12,7 +12,7 @@ from reelworks.annexes.lora.contents import StoredLayer
 from reelworks.annexes.lora.readers import readers_of
 from reelworks.annexes.lora.request import LoraInfoRequest
 from reelworks.annexes.lora.results import LayerResult, LoraResult
-from reelworks.core import log, requests, results
+from reelworks.core import log, requests, results, torch_state
 from reelworks.core.errors import UserError
 from reelworks.models.storage import weights
 
@@ -49,6 +49,7 @@ class LoraInfo:
 
 
 @requests.telling(LoraInfoRequest)
+@torch_state.own()
 def info(request: LoraInfoRequest) -> LoraInfo:
     """Return what a file holds, also of tensors that nothing here can use; reads it a layer at a time.
 

@@ -21,7 +21,7 @@ from reelworks.annexes.lora.contents import StoredLayer, written_dtype
 from reelworks.annexes.lora.output import NewAdapterFile, rewriting
 from reelworks.annexes.lora.request import MergeLorasRequest
 from reelworks.annexes.lora.results import LoraResult
-from reelworks.core import files, requests, storage
+from reelworks.core import files, requests, storage, torch_state
 from reelworks.core.errors import UserError, first_few
 from reelworks.models.adapters import low_rank
 from reelworks.models.adapters.adapter_types.registry import LORA
@@ -44,6 +44,7 @@ class _Term(NamedTuple):
 
 
 @requests.telling(MergeLorasRequest)
+@torch_state.own()
 def merge(request: MergeLorasRequest) -> LoraResult:
     """Write the sum of the updates of files as one LoRA; layers that a file lacks count nothing there.
 

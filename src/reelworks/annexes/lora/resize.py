@@ -9,12 +9,13 @@ from reelworks.annexes.lora.contents import StoredLayer
 from reelworks.annexes.lora.output import NewAdapterFile, rewriting
 from reelworks.annexes.lora.request import ResizeLoraRequest
 from reelworks.annexes.lora.results import LoraResult, ratio, share
-from reelworks.core import requests
+from reelworks.core import requests, torch_state
 from reelworks.core.errors import UserError
 from reelworks.models.adapters.adapter_types.registry import LORA
 
 
 @requests.telling(ResizeLoraRequest)
+@torch_state.own()
 def resize(request: ResizeLoraRequest) -> LoraResult:
     """Write a file whose updates have a lower rank, or the ranks that keep a share of each.
 
