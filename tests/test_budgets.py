@@ -41,7 +41,7 @@ PARTS = {
     "doctor": Part(("annexes/doctor",), 206, 170),
     "captions": Part(("annexes/captions",), 1_688, 1_350),
     "cluster": Part(("annexes/cluster",), 163, 160),
-    "quality": Part(("annexes/quality",), 2_115, 1_950),
+    "quality": Part(("annexes/quality",), 2_117, 1_950),
     "learning": Part(("annexes/learning",), 870, 700),
     "hub": Part(("annexes/hub",), 670, 580),
     "imports": Part(("annexes/imports",), 6_450, 4_850),

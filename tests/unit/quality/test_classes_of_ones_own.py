@@ -68,9 +68,18 @@ def test_values_of_other_pictures_have_another_label(tmp_path: Path, monkeypatch
     now = registry.labels(registry.named(entry, "x"))
     assert now != [kept_measures.label("net", of_whole_frames, "net")]
     monkeypatch.setattr(registry, "_PICTURES", 9)
-    registry._digest.cache_clear()
     assert registry.labels(registry.named(entry, "x")) != now
-    registry._digest.cache_clear()
+
+
+def test_values_of_weights_that_were_replaced_have_another_label(tmp_path: Path) -> None:
+    """Also in a program that has measured with those of before."""
+    (tmp_path / "own.py").write_text(CODE, encoding="utf-8")
+    (tmp_path / "weights").mkdir()
+    entry, file, labels = f"{tmp_path / 'own.py'}:Net={tmp_path / 'weights'}", tmp_path / "weights" / "w", list[str]()
+    for content in (b"one", b"others", b"one"):
+        file.write_bytes(content)
+        labels += registry.labels(registry.named(entry, "x"))
+    assert labels[0] == labels[2] != labels[1]
 
 
 RIGHT: dict[str, Any] = {

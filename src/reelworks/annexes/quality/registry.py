@@ -208,12 +208,16 @@ def _with_weights(kind: type[Any], weights: Path, field: str) -> type[Any]:
     return type(kind.__name__, (kind,), {"version": version, "weights": weights, "columns": given})
 
 
-@lru_cache
 def _digest(weights: Path) -> int:
-    """Return the digest of a folder, which is read once in a process, and of how pictures are made."""
-    files = sorted(path for path in weights.rglob("*") if path.is_file())
-    parts = [f"{path.relative_to(weights).as_posix()} {digests.of_file(path)}" for path in files]
+    """Return the digest of a folder and of how pictures are made."""
+    files = sorted((path, path.stat()) for path in weights.rglob("*") if path.is_file())
+    parts = [f"{path.relative_to(weights).as_posix()} {_of_file(path, s.st_mtime_ns, s.st_size)}" for path, s in files]
     return int(digests.digest_bytes("\n".join([f"pictures {_PICTURES}", *parts]).encode())[:12], 16)
+
+
+@lru_cache
+def _of_file(path: Path, _changed_ns: int, _size_bytes: int) -> str:
+    return digests.of_file(path)  # once in a process, as long as the file is the same
 
 
 def not_loaded(kind: type[Any], weights: Path, error: Exception, field: str) -> UserError:
