@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reelworks.core import digests, machine, user_files
+from reelworks.core import digests, machine, torch_state, user_files
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.log import logger
 from reelworks.data.checkpoint import locate
@@ -57,6 +57,7 @@ class Report:
         return {measured.name: measured.value for measured in self.metrics if measured.value is not None}
 
 
+@torch_state.own()
 def of_folders(request: EvalRequest, on_clip: Callable[[int, int], None] = lambda done, total: None) -> Report:
     """Measure the clips of a folder by metrics, all registered ones by default, and add the results of VBench.
 
