@@ -205,7 +205,8 @@ class DiffusersNetwork:
                 state = stored_weights.values(state)
             state, stored = stored_weights.match(state, lambda one: self._match_network(module, config, one, part))
         weights.load_into(module, state, source)
-        stored_weights.attach(module, stored)
+        with weights.telling("model.weights", source):
+            stored_weights.attach(module, stored)
 
     def _match_network(
         self, module: nn.Module, config: FamilyConfig, state: dict[str, Tensor], part: str | None

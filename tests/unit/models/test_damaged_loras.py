@@ -121,6 +121,18 @@ def test_a_rank_of_0(tmp_path: Path, good: dict[str, Tensor]) -> None:
     refused_as_each(tmp_path / "bad.safetensors", "rank 0")
 
 
+@pytest.mark.parametrize("part", [A, B])
+def test_a_part_of_an_update(tmp_path: Path, good: dict[str, Tensor], part: str) -> None:
+    """Training without it would begin from, or stand on, another network than the one that the file was made for."""
+    lost = next(key for key in good if key.endswith(part))
+    save_file({key: value for key, value in good.items() if key != lost}, tmp_path / "bad.safetensors")
+    path, says = tmp_path / "bad.safetensors", "only a part"
+    with refused("lora-unreadable", "lora.weights", says=says):
+        begun("wan-tiny", path, LORA)
+    with refused("lora-unreadable", "lora.training_adapter", says=says):
+        TrainingAdapter.read(str(path))
+
+
 @pytest.mark.parametrize("alpha", [torch.tensor(torch.nan), torch.tensor(-torch.inf), torch.ones(2), torch.ones(0)])
 def test_alphas_that_are_none(tmp_path: Path, good: dict[str, Tensor], alpha: Tensor) -> None:
     alphas = {key.replace(A, ALPHA): alpha.clone() for key in good if key.endswith(A)}

@@ -12,6 +12,7 @@ from diffusers.modular_pipelines.anima import before_denoise as anima_conditioni
 from diffusers.modular_pipelines.anima import encoders as anima_encoders
 from diffusers.modular_pipelines.flux3 import encoders
 from refused import refused
+from safetensors.torch import load_file, save_file
 
 from reelworks.models import factory, registry
 from reelworks.models.config import AutoencoderConfig, TextEncoderConfig
@@ -265,3 +266,14 @@ def test_captions_of_wan_are_cleaned_as_its_release_cleans_them(tmp_path):
     odd, plain = (encoder.encode([text]) for text in ("a cat，“on” a wall", 'a cat,"on" a wall'))
     assert torch.equal(odd.mask, plain.mask)
     assert torch.equal(odd.tokens, plain.tokens)
+
+
+def test_weights_of_encoders_that_are_not_finite_are_refused(tmp_path):
+    """Also those that no caption meets until training does, such as the row of a rare word."""
+    place = tiny_families.write("wan-tiny", tmp_path) / "text_encoder" / "model.safetensors"
+    state = load_file(place)
+    state["shared.weight"][-1, 0] = torch.inf
+    save_file(state, place, {"format": "pt"})
+    config = TextEncoderConfig(name="wan", weights=str(tmp_path), **tiny_families.TEXTS["wan"])
+    with refused("weights-not-finite", "text_encoder.weights", says="shared.weight"):
+        factory.build_text_encoder(config)

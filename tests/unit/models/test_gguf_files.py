@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import sys
 import warnings
@@ -20,6 +21,7 @@ from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.adapters.frozen import GgufLinear
 from reelworks.models.config import ModelConfig
 from reelworks.models.storage import stored_weights, weights
+from reelworks.models.storage.gguf_files import GgufWeight
 from reelworks.testing import contract
 from reelworks.training.assembly import build
 from reelworks.training.memory import estimate
@@ -66,6 +68,35 @@ def test_codes_stand_for_the_values_of_the_formats_authors(tmp_path, type):
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
     (kept,) = weights.read(str(path), keep_codes=True).values()
     assert (kept.is_meta, kept.shape, stored_weights.stored_weight(kept).type) == (True, wanted.shape, type)
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_a_scale_within_a_block_that_is_not_finite_is_found(tmp_path, type):
+    """Wherever a value of the format's authors is infinite or NaN, and nowhere else."""
+    kind, size = gguf.GGMLQuantizationType[type], gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type]][1]
+    stored, _ = bytes_of(type, 1, 1)
+    for place in range(0, size - 1, 2):
+        stored_there = stored.copy()
+        stored_there[0, place : place + 2] = np.array([np.nan], np.float16).view(np.uint8)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            is_fine = np.isfinite(gguf.dequantize(stored_there, kind)).all()
+        weight = GgufWeight((torch.from_numpy(stored_there),), type).on_meta()
+        with contextlib.nullcontext() if is_fine else refused("weights-not-finite", says="a.weight"):
+            stored_weights.require_finite({"a.weight": weight})
+
+
+@pytest.mark.parametrize("base", ["gguf", "nf4"])
+def test_a_file_with_a_scale_that_is_not_finite_is_refused(tmp_path, base):
+    network_file(tmp_path / "model.gguf", "wan-tiny", is_release=True)
+    kept = weights.read(str(tmp_path / "model.gguf"), keep_codes=True)
+    (rows, *_) = (stored for value in kept.values() if (stored := stored_weights.stored_weight(value)) is not None)
+    whole = (tmp_path / "model.gguf").read_bytes()
+    at = whole.index(rows.parts[0].numpy().tobytes())
+    (tmp_path / "bad.gguf").write_bytes(whole[:at] + struct.pack("<e", float("inf")) + whole[at + 2 :])
+    with refused("weights-not-finite", "model.weights", says="1 of its [0-9]+ tensors has") as told:
+        from_file(tmp_path / "bad.gguf", "wan-tiny", LoraConfig(rank=2, base=base))
+    assert told.value.value == str(tmp_path / "bad.gguf")
 
 
 def test_plain_and_reshaped_tensors_are_read(tmp_path):

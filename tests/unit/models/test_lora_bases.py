@@ -399,11 +399,26 @@ def test_two_scales_of_one_weight_are_refused():
         scaled_weights.read_quantized(state | {"a.scale_weight": torch.ones(())})
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_scales_that_are_not_finite_are_refused(bad):
-    state = {"a.weight": torch.ones(6, 2).to(torch.float8_e4m3fn), "a.weight_scale": torch.full((6,), bad)}
-    with refused("weights-not-finite", "model.weights", says=r"a\.weight"):
-        scaled_weights.read_quantized(state)
+@pytest.mark.parametrize("base", ["float32", "float8"])
+@pytest.mark.parametrize(
+    ("dtype", "code", "scale"),
+    [
+        (torch.float8_e4m3fn, 0x7E, math.nan), (torch.float8_e4m3fn, 0x7E, math.inf), (torch.float8_e4m3fn, 0x7F, None),
+        (torch.float8_e4m3fn, 0xFF, None), (torch.float8_e5m2, 0x7C, None), (torch.float8_e5m2, 0xFD, None),
+    ],
+)  # fmt: skip
+@pytest.mark.quick_cases(4)
+def test_codes_and_scales_that_are_not_finite_are_refused(tmp_path, dtype, code, scale, base):
+    name, state = "blocks.0.attn1.to_q.weight", dict(contract.build("wan-tiny").module.state_dict())
+    codes = state[name].to(dtype).view(torch.uint8)
+    codes[3, 4] = code
+    state[name] = codes.view(dtype)
+    if scale is not None:
+        state[name.replace("weight", "weight_scale")] = torch.ones(len(codes)).index_fill(0, torch.tensor([3]), scale)
+    save_file(state, tmp_path / "model.safetensors")
+    with refused("weights-not-finite", "model.weights", says=f"1 of its [0-9]+ tensors has .*: {name}") as told:
+        from_file(tmp_path / "model.safetensors", LoraConfig(rank=2, base=base))
+    assert told.value.value == str(tmp_path / "model.safetensors")
 
 
 @pytest.mark.parametrize(

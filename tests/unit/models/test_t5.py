@@ -1,11 +1,14 @@
 """Captions become the hidden states of a T5, padded and masked; a tiny random T5 stands for the published."""
 
+import shutil
+
 import pytest
 import tiny_families
 import torch
 import transformers
 from pydantic import ValidationError
 from refused import refused
+from safetensors.torch import load_file, save_file
 from tiny_families import LINES
 
 from reelworks.models import factory
@@ -77,3 +80,13 @@ def test_what_cannot_be_loaded_and_another_width_are_refused(folder, tmp_path):
         factory.build_text_encoder(TextEncoderConfig(name="t5", weights=str(tmp_path)))
     with pytest.raises(ValidationError, match=r"text_encoder\.weights"):
         TextEncoderConfig(name="t5")
+
+
+def test_weights_that_are_not_finite_are_refused(folder, tmp_path):
+    """Also those that no caption meets until training does, such as the row of a rare word."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    state = load_file(tmp_path / "model.safetensors")
+    state["shared.weight"][79, 0] = torch.nan
+    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    with refused("weights-not-finite", "text_encoder.weights", says="shared.weight"):
+        factory.build_text_encoder(TextEncoderConfig(name="t5", weights=str(tmp_path), dim=32))

@@ -65,7 +65,7 @@ def without_others(tensors: Mapping[str, Tensor], *, with_texts: bool = False) -
     none that is read here.
 
     Raises:
-        UserError: A whole update is damaged, or one of two of a layer.
+        UserError: An update is damaged, only a part of one, or one of two of a layer.
     """
     found = {key: target for key in tensors if (target := split_ending(key)) is not None}
     layers: dict[str, dict[str, Tensor]] = defaultdict(dict)
@@ -84,8 +84,11 @@ def without_others(tensors: Mapping[str, Tensor], *, with_texts: bool = False) -
         if key not in found:
             return other_tensors.layer_of(key, layers) is None
         stem = found[key][0]
-        is_of_text = text_encoders.part_of(stem) is not None and not with_texts
-        return is_of_text or layers[stem].keys() == {"alpha"} or is_part(layers[stem])
+        if text_encoders.part_of(stem) is not None and not with_texts:
+            return True
+        if is_part(layers[stem]):
+            raise damaged(f"of the update of {stem} it has {', '.join(layers[stem])} alone, which is only a part")
+        return layers[stem].keys() == {"alpha"}
 
     own = {key: value for key, value in tensors.items() if not is_other(key)}
     return own, [key for key in tensors if key not in own]

@@ -35,6 +35,11 @@ class GgufWeight(StoredWeight):
         result: Tensor = function(rows.reshape(-1, size), values, size, torch.float32)
         return result.reshape(len(rows), -1)
 
+    def numbers(self) -> list[Tensor]:
+        """Return the scales within its blocks, a view for each that a block has."""
+        halves = self.parts[0].reshape(-1, _types()[self.type][2]).view(torch.float16)
+        return [halves[:, place] for place in _scales(self.type)]
+
 
 def read(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file, memory-mapped; weights in codes are tensors on `meta`, see `stored_weights`."""
@@ -84,6 +89,15 @@ def _types() -> dict[str, tuple[Any, int, int]]:
     known: Any = importlib.import_module("diffusers.quantizers.gguf.utils").dequantize_functions
     sizes: Any = _package().GGML_QUANT_SIZES
     return {type.name: (function, *sizes[type]) for type, function in known.items() if type.name != "BF16"}
+
+
+@functools.cache
+def _scales(type: str) -> list[int]:
+    """Return where a block has scales, in steps of two bytes: there, and nowhere else, NaN makes a value of NaN."""
+    function, values, size = _types()[type]
+    probes = torch.zeros(size // 2, size // 2, dtype=torch.float16).fill_diagonal_(torch.nan)
+    found: Tensor = function(probes.view(torch.uint8), values, size, torch.float32).isnan().any(dim=1).nonzero()
+    return [int(place) for place in found.flatten()]
 
 
 def _tensor(tensor: Any) -> Tensor:

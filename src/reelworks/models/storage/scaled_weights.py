@@ -22,7 +22,7 @@ from torch import Tensor
 
 from reelworks.core import user_files
 from reelworks.core.errors import first_few
-from reelworks.models.storage.stored_weights import StoredWeight, require_finite, unsupported
+from reelworks.models.storage.stored_weights import StoredWeight, unsupported
 
 _SCALES = (".scale_weight", ".weight_scale")
 _UNUSED = (".scale_input", ".input_scale", "scaled_fp8")  # scales of inputs speed up products
@@ -111,7 +111,6 @@ def read_quantized(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if name in scales:
             raise unsupported(f"{name} has two scales, {' and '.join(_SCALES)}")
         scales[name] = state[key].float()
-    require_finite(scales)
     coded = {key for key, value in values.items() if value.dtype.itemsize == 1}
     lost = [
         *(name for name in scales if name not in values or values[name].is_meta),

@@ -7,7 +7,7 @@ reorders the rows of weights for a network does the same to the numbers of their
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,8 @@ from reelworks.core import units
 from reelworks.core.errors import UserError, first_few
 
 _ATTRIBUTE = "stored"
+# From where on the codes of 8 bits, without their sign, are infinities or NaN; int8 has none.
+_NOT_FINITE = {torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7C}
 State = dict[str, Tensor]
 
 
@@ -37,6 +39,10 @@ class StoredWeight(ABC):
     def dequantize(self) -> Tensor:
         """Return the values, `[out, in]` in float32."""
 
+    def numbers(self) -> Sequence[Tensor]:
+        """Return what may be infinite or NaN in it, and makes its values so."""
+        return self.parts
+
     def on_meta(self) -> Tensor:
         """Return a tensor of its shape on `meta` that knows it."""
         return _attach(torch.empty(len(self.parts[0]), self.width, device="meta"), self)
@@ -53,13 +59,8 @@ def unsupported(why: str) -> UserError:
 
 
 def require_finite(state: Mapping[str, Tensor]) -> None:
-    """Refuse weights, or scales of weights, that are infinite or no numbers; codes of 8 bits have values by their scales alone."""
-    bad = [
-        name
-        for name, value in state.items()
-        if value.is_floating_point() and value.dtype.itemsize > 1 and value.numel() and not value.is_meta
-        if not torch.stack(torch.aminmax(value)).isfinite().all()  # one pass without a copy
-    ]
+    """Refuse weights with values, codes or scales that are infinite or no numbers."""
+    bad = [name for name, value in state.items() if not all(map(_is_finite, _numbers(value)))]
     if bad:
         raise UserError(
             f"{len(bad):,} of its {len(state):,} tensors {units.verb(len(bad), 'have')} values that are not finite: {first_few(bad)}",
@@ -67,6 +68,21 @@ def require_finite(state: Mapping[str, Tensor]) -> None:
             field="model.weights",
             remedy="name other weights, such as those of an earlier checkpoint, or download them again",
         )
+
+
+def _numbers(weight: Tensor) -> Sequence[Tensor]:
+    stored = stored_weight(weight)
+    return [weight] * (not weight.is_meta) if stored is None else stored.numbers()
+
+
+def _is_finite(value: Tensor) -> bool:
+    """Whether all numbers of a tensor are finite, in one pass or two and without a copy."""
+    if not value.is_floating_point() or not value.numel():
+        return True
+    if value.dtype.itemsize > 1:
+        return bool(torch.stack(torch.aminmax(value)).isfinite().all())
+    highest, lowest = value.view(torch.int8).amax(), value.view(torch.uint8).amax()  # of both signs
+    return int(max(highest, lowest - 0x80)) < _NOT_FINITE.get(value.dtype, 0x80)
 
 
 def _attach(weight: Tensor, stored: StoredWeight) -> Tensor:
@@ -109,7 +125,8 @@ def match(state: State, rename: Callable[[State], State]) -> tuple[State, dict[s
 
 
 def attach(module: nn.Module, stored: Mapping[str, StoredWeight]) -> None:
-    """Give the parameters that are on `meta` what they are stored as."""
+    """Give the parameters that are on `meta` what they are stored as; refuses what is not finite."""
+    require_finite({name: weight.on_meta() for name, weight in stored.items()})
     for name, parameter in module.named_parameters():
         if parameter.is_meta:
             _attach(parameter, stored[name])

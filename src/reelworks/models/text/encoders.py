@@ -17,7 +17,7 @@ from reelworks.models.api import TextEmbedding, TextEncoder
 from reelworks.models.config import TextEncoderConfig
 from reelworks.models.diffusers_denoiser import DiffusersNetwork
 from reelworks.models.family import T5, PublishedText, TextNetwork
-from reelworks.models.storage import weights
+from reelworks.models.storage import stored_weights, weights
 
 # A T5's feed-forward layers exceed the range of float16; in float32 the XXL takes 19 GB.
 _STORAGE = torch.bfloat16
@@ -121,8 +121,15 @@ def load_pipeline(config: TextEncoderConfig, *, dtype: torch.dtype | None = None
         ) from error
     for part in pipeline.components.values():
         if isinstance(part, torch.nn.Module):
-            part.requires_grad_(False).eval()
+            _freeze(part, source)
     return pipeline
+
+
+def _freeze(network: torch.nn.Module, source: str) -> None:
+    """Set a network up for embedding; refuses weights that are not finite."""
+    network.requires_grad_(False).eval()
+    with weights.telling("text_encoder.weights", source):
+        stored_weights.require_finite(dict(network.named_parameters()))
 
 
 def _without_others(known: PublishedText, source: str, dtype: torch.dtype, without: Sequence[str]) -> Any:
@@ -190,7 +197,8 @@ def _load_t5(source: str) -> tuple[Any, Any]:
             value=source,
             remedy="name a folder that holds both, or a hub id such as DeepFloyd/t5-v1_1-xxl",
         ) from error
-    return tokenizer, model.requires_grad_(False).eval()
+    _freeze(model, source)
+    return tokenizer, model
 
 
 def require_networks(config: TextEncoderConfig, wanted: Sequence[TextNetwork], width: int) -> None:
