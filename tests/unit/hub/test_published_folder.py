@@ -637,6 +637,17 @@ def test_a_folder_with_anything_in_it_is_not_written_to(run, tmp_path):
         do(run, dry_run=True, output=tmp_path / "file")
 
 
+@pytest.mark.parametrize("name", ["recipe.toml", "mine/recipe.toml", "toml", "previews/00.mp4"])
+def test_a_file_of_ones_own_is_kept_whatever_its_name(run, name):
+    """Such as one that was changed by hand after a dry run, or whose name occurs in the card."""
+    file = do(run, dry_run=True).folder / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("mine", encoding="utf-8")
+    with refused("folder-not-empty", "output", says="publish"):
+        do(run, dry_run=True)
+    assert file.read_text(encoding="utf-8") == "mine"
+
+
 def test_a_dry_run_is_given_again_as_its_notes_say(run, monkeypatch):
     """One that fails leaves what the one before has written."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 import tomllib
@@ -68,10 +69,29 @@ def everything(folder: Path) -> dict[str, bytes | None]:
 def test_weights_of_the_hub_are_downloaded_unless_they_are_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of a revision, with all files that an index names, in the folder that training reads: a check has fetched configs."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    (tmp_path / "models--a--here" / "snapshots").mkdir(parents=True)
-    names = ["a/here", "a/here@0a1b", "a/there", "/a/b", "./a", "a", str(tmp_path / "x")]
-    assert [name for name in names if new_api._must_be_downloaded(name)] == ["a/there"]
+    there = tmp_path / "models--a--here"
+    (there / "refs").mkdir(parents=True)
+    (there / "refs" / "main").write_text("c" * 40, encoding="utf-8")
+    place = there / "snapshots" / ("c" * 40)
+    (place / "vae").mkdir(parents=True)
+    names = ["a/here", f"a/here@{'c' * 40}", "a/here@v2", "a/there", "/a/b", "./a", "a", str(tmp_path / "x")]
+
+    def missing(*folders: str) -> list[str]:
+        return [name for name in names if new_api._must_be_downloaded(name, folders)]
+
+    (place / "vae" / "config.json").touch()
+    assert missing("vae") == names[:4]
+    (place / "model.safetensors").touch()
+    assert missing() == names[2:4]
+    assert missing("vae") == names[:4]
+    index = {"weight_map": {"a.weight": "one.safetensors", "b.weight": "two.safetensors"}}
+    (place / "vae" / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    (place / "vae" / "one.safetensors").touch()
+    assert missing("vae") == names[:4]
+    (place / "vae" / "two.safetensors").touch()
+    assert missing("vae") == names[2:4]
 
 
 def test_hidden_files_are_no_footage(tmp_path: Path) -> None:

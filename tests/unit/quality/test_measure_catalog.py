@@ -469,6 +469,22 @@ def test_clips_that_a_scan_finds_meanwhile_are_measured_next_time(
     assert not np.isnan(column(tmp_path, "sharpness")["b.png"])
 
 
+def test_nothing_is_kept_without_the_lock(tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What two runs keep at once would be the values of either."""
+    write(tmp_path / "d" / "a.png", 1)
+    scan(tmp_path)
+    real, folder = run._measure_all, tmp_path / "catalog" / kept_measures.NAME
+
+    def without_the_lock(*arguments: Any) -> Any:
+        (folder / ".lock").unlink()
+        return real(*arguments)
+
+    monkeypatch.setattr(run, "_measure_all", without_the_lock)
+    with refused("lock-lost", "catalog", says="its lock file was removed"):
+        measure(tmp_path, "sharpness")
+    assert [file.name for file in folder.iterdir() if file.name != ".lock"] == []
+
+
 def test_a_catalog_from_before_there_were_measures(tmp_path: Path, decoded: list[str]) -> None:
     write(tmp_path / "d" / "0.png", 0)
     write(tmp_path / "e" / "x.png", 7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import time
@@ -184,13 +185,23 @@ def _folder(request: PublishRequest, source: _Source) -> Iterator[Path]:
 
 
 def _is_own(folder: Path, run_id: str) -> bool:
-    """Return whether a folder holds what this run has published, as its card says, and no file that this does not name."""
+    """Return whether a folder holds what this run has published, and no file that its card does not name, or is newer."""
+    file = folder / _CARD
     try:
-        text = (folder / _CARD).read_text("utf-8", "replace")
-        others = [path.name for path in folder.rglob("*") if path.is_file() and path != folder / _CARD]
+        text, written = (
+            file.read_text("utf-8", "replace"),
+            file.stat().st_mtime_ns,
+        )  # the card is the last to be written
+        others = [path for path in folder.rglob("*") if path.is_file() and path != file]
+        is_as_written = all(path.stat().st_mtime_ns <= written for path in others)
     except OSError:
         return False
-    return card.is_own(text, run_id) and all(name in text for name in others)
+    named = {*re.split(r"[\s()]", text)}  # links of tables, and addresses of previews
+    return (
+        is_as_written
+        and card.is_own(text, run_id)
+        and named.issuperset(p.relative_to(folder).as_posix() for p in others)
+    )
 
 
 def _write(request: PublishRequest, source: _Source, folder: Path) -> tuple[list[str], Licence | None]:

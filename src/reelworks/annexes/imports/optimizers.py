@@ -15,16 +15,17 @@ _WARMUP = "train.warmup_steps"
 
 
 class FormerOptimizer(NamedTuple):
-    """The optimizer here, the settings that it has there, and how it differs; "" if it does not."""
+    """The optimizer here, the settings that it has there, how it differs, if it does, and whether it is another one."""
 
     name: str
     settings: Mapping[str, Any]
     differs: str = ""
+    is_another: bool = False
 
     def set(self, draft: ImportDraft, there: str | None = None) -> Outcome:
         """Put it into a draft, with the settings of `there`, its name and trainer, of which the config may have others."""
         remark = draft.set("train.optimizer", self.name)
-        origin = f"of {self.name}, which replaces {there}" if "replaces it" in self.differs else f"default of {there}"
+        origin = f"of {self.name}, which replaces {there}" if self.is_another else f"default of {there}"
         for key, value in self.settings.items() if there is not None else ():
             draft.set(f"train.{key}", value, origin)
         return rules.exact_or_nearest(remark, self.differs)

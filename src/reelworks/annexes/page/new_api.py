@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from reelworks.annexes.page.context import Context, PageContext
 from reelworks.annexes.page.jobs_api import add_job
 from reelworks.annexes.page.recipe_files import SaveForm
 from reelworks.annexes.page.workspace import key_of
-from reelworks.core import toml
+from reelworks.core import toml, user_files
 from reelworks.core.errors import UserError
 from reelworks.core.results import Json
 from reelworks.data.media import formats
@@ -27,6 +28,12 @@ from reelworks.training.recipe import toml_text, weight_sources
 from reelworks.training.recipe.recipe import Recipe
 
 _MOST_COUNTED = 20_000  # files of a folder
+# Folders of pipelines with the weights of a key.
+_FOLDERS = {
+    "model.weights": ("transformer", "unet"),
+    "autoencoder.weights": ("vae",),
+    "text_encoder.weights": ("text_encoder", "text_encoder_2", "text_encoder_3"),
+}
 
 
 class LoraForm(BaseModel):
@@ -211,16 +218,32 @@ def _check(context: Context, text: str, path: Path) -> Json:
 
 def _downloads(recipe: Recipe) -> list[str]:
     """Return the hub ids that training takes weights from, unless they are in the cache already."""
-    return [name for name in dict.fromkeys(weight_sources.by_key(recipe).values()) if _must_be_downloaded(name)]
+    sources = weight_sources.by_key(recipe).items()
+    return [*dict.fromkeys(name for key, name in sources if _must_be_downloaded(name, _FOLDERS.get(key, ())))]
 
 
-def _must_be_downloaded(name: str) -> bool:
-    """Return whether a place of weights is a hub id, and none that is in the cache already."""
-    from huggingface_hub import constants
+def _must_be_downloaded(name: str, folders: Sequence[str]) -> bool:
+    """Return whether a place of weights is a hub id, of which the cache lacks files in one of these folders that is there.
 
-    repository = hub.strip_revision(name).replace("/", "--")
-    is_id = hub.is_id(name) and not name.startswith(".") and not Path(name).expanduser().exists()
-    return is_id and not Path(constants.HF_HUB_CACHE, f"models--{repository}", "snapshots").exists()
+    A check alone fetches configs, and a download may have been interrupted.
+    """
+    from huggingface_hub import snapshot_download
+
+    asked = hub.parse(name)
+    if asked is None or name.startswith(".") or Path(name).expanduser().exists():
+        return False
+    try:
+        place = Path(snapshot_download(asked.repository, revision=asked.revision, local_files_only=True))
+        parts = [part for part in map(place.joinpath, folders) if part.is_dir()] or [place]
+        return not all(map(_has_weights, parts))
+    except (OSError, ValueError, KeyError, AttributeError):  # not in the cache, or an index that cannot be read
+        return True
+
+
+def _has_weights(folder: Path) -> bool:
+    indexes = [user_files.read_json(file) for file in folder.glob("*.index.json")]
+    shards = {Path(name).name for index in indexes for name in index["weight_map"].values()}
+    return any(map(hub.is_file_of, folder.rglob("*"))) and all((folder / name).is_file() for name in shards)
 
 
 def _edit_values(draft: RecipeDraft) -> tuple[Json, UserError | None]:

@@ -117,7 +117,7 @@ def measure_catalog(
     folder = path / kept_measures.NAME
     with (
         files.writing("catalog", path),
-        lock.hold(folder / ".lock", doing="measuring", field="catalog", remedy=_REMEDY),
+        lock.hold(folder / ".lock", doing="measuring", field="catalog", remedy=_REMEDY) as measuring,
     ):
         catalog = Catalog.open(path)
         wanted, failed = _columns_of(measures, part_files.identity(catalog.parts)), list[tuple[str, str]]()
@@ -133,7 +133,7 @@ def measure_catalog(
             # What is measured now is read again, and what is compared is read where it is.
             known = {} if measured else {entry: known[entry] for entry in single}
             if measured:
-                failed = _measure_all(pending, kept, connection, on_progress, engine, timeout_seconds)
+                failed = _measure_all(pending, kept, measuring, connection, on_progress, engine, timeout_seconds)
             with lock.hold(path / ".lock", doing="scan", field="catalog", remedy=_REMEDY) as held:
                 newest = Catalog.open(path)
                 if newest.parts != catalog.parts:  # a scan found other clips meanwhile
@@ -259,6 +259,7 @@ def _requests(pending: _ToMeasure) -> Iterator[MeasureRequest]:
 def _measure_all(
     pending: _ToMeasure,
     kept: KeptMeasures,
+    measuring: LockHandle,
     connection: AbstractContextManager[Executor],
     on_progress: OnClips | None,
     engine: str,
@@ -275,11 +276,16 @@ def _measure_all(
             most_seconds=lambda chunk: timeout_seconds,
             chunk_size=_CLIPS_PER_CALL,
         )
-        return _collect(pending, kept, found, on_progress, engine)
+        return _collect(pending, kept, measuring, found, on_progress, engine)
 
 
 def _collect(
-    pending: _ToMeasure, kept: KeptMeasures, found: Iterator[Measurement], on_progress: OnClips | None, engine: str
+    pending: _ToMeasure,
+    kept: KeptMeasures,
+    measuring: LockHandle,
+    found: Iterator[Measurement],
+    on_progress: OnClips | None,
+    engine: str,
 ) -> list[tuple[str, str]]:
     rows, failed = pending.among, list[tuple[str, str]]()
     waiting: dict[int, dict[str, float | bytes]] = {}
@@ -293,6 +299,11 @@ def _collect(
             keys = pending.caption_keys if name in of_caption else pending.keys
             waiting.setdefault(int(keys[index]), {})[name] = value
 
+    def keep() -> None:
+        measuring.check()
+        kept.add(list(waiting), list(waiting.values()))
+        waiting.clear()
+
     try:
         for index, one in enumerate(found):
             row = int(pending.rows[index])
@@ -305,8 +316,7 @@ def _collect(
                     take(*each)
             now, done = time.monotonic(), index + 1
             if now - written >= _SECONDS_BETWEEN_WRITES:
-                kept.add(list(waiting), list(waiting.values()))
-                waiting.clear()
+                keep()
                 written = now
             if on_progress is not None and (done == len(pending.rows) or now - reported >= _SECONDS_BETWEEN_REPORTS):
                 on_progress(done, len(pending.rows))
@@ -314,7 +324,7 @@ def _collect(
         for each in networks.rest():
             take(*each)
     finally:  # Ctrl-C loses nothing
-        kept.add(list(waiting), list(waiting.values()))
+        keep()
     return failed
 
 
