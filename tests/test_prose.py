@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
 import sources
 
 SOURCE = Path(__file__).parents[1] / "src" / "reelworks"
@@ -25,6 +26,7 @@ RAISED = re.compile(r"\s*(\w+, )*\w+: ")  # in a list of what a function raises
 COUNTED = re.compile(
     r"(plural\([^{}]*\)\}|(?<!of )\{[^{}]*\} (captions|checkpoints|clips|files|gaps|layers|tensors)) (are|were|have)\b"
 )
+COUNTED_ALONE = re.compile(r"(?<!of )(?<!its )\{len\([^{}]*\)(:,)?\} (cells|entries|frames|values|weights)\b")
 ROW = re.compile(r"(^|_)rows?(_|$)")
 
 
@@ -111,12 +113,13 @@ def test_a_row_is_one_of_a_table_and_no_step_of_a_plan() -> None:
     assert known >= OF_STEPS, "a class has another name now"
 
 
-def test_a_verb_is_that_of_its_number() -> None:
-    """Which `units.verb` knows: "1 clip is", "2 clips are"."""
+@pytest.mark.parametrize("counted", [COUNTED, COUNTED_ALONE])
+def test_a_noun_and_its_verb_are_those_of_their_number(counted: re.Pattern[str]) -> None:
+    """Which `units.plural` and `units.verb` know: "1 clip is", "2 clips are"."""
     found = [
         f"{file.relative_to(SOURCE)}: {match[0]}"
         for file in sorted(SOURCE.rglob("*.py"))
-        for match in COUNTED.finditer(file.read_text(encoding="utf-8"))
+        for match in counted.finditer(file.read_text(encoding="utf-8"))
     ]
     assert found == []
 

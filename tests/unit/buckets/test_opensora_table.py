@@ -240,7 +240,7 @@ def test_no_ratio_is_nearer_even_among_ratios_that_rounding_makes_alike(
         ({"256": {}}, 'buckets.opensora."256"', "has no frame counts"),
         ({"256": {"x": [1.0, 1]}}, 'buckets.opensora."256".x', "not a number of frames"),
         ({"256": {0: [1.0, 1]}}, 'buckets.opensora."256".0', "not a number of frames"),
-        ({"256": {16: [1.0]}}, 'buckets.opensora."256".16', "1 values instead of two"),
+        ({"256": {16: [1.0]}}, 'buckets.opensora."256".16', "1 value instead of two"),
         ({"256": {16: [1.5, 1]}}, 'buckets.opensora."256".16', "lies in [0, 1]"),
         ({"256": {16: [float("nan"), 1]}}, 'buckets.opensora."256".16', "lies in [0, 1]"),
         ({"256": {16: [True, 1]}}, 'buckets.opensora."256".16', "lies in [0, 1]"),

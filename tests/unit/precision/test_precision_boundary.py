@@ -5,6 +5,8 @@ import dataclasses
 import pytest
 import torch
 from refused import refused
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
 
 from reelworks.core.errors import UserError
 from reelworks.data.distributed.contract import Contract
@@ -196,3 +198,21 @@ def test_the_audit_of_a_deep_model_runs_no_more_than_that_of_a_shallow_one():
         audit(denoiser, [inputs(), inputs(H=6)])
         calls.append(len(ran))
     assert calls == [4, 4]
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    store = distributed.FileStore(str(tmp_path / "store"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_what_is_sharded_is_seen_without_a_walk_through_all_modules(monkeypatch):
+    """A network, and what holds networks; each forward pass asks, and networks have thousands of modules."""
+    network = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
+    fully_shard(network, mesh=distributed.init_device_mesh("cpu", (1,)))
+    plain, whole = nn.Sequential(nn.Sequential(nn.Linear(2, 2))), nn.ModuleDict({"transformer": network})
+    monkeypatch.setattr(nn.Module, "named_modules", None)
+    assert [boundary.is_sharded(each) for each in (network, whole, plain)] == [True, True, False]

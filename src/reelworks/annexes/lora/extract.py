@@ -16,7 +16,7 @@ from reelworks.annexes.lora.full_weights import FullWeights, bare_names, open_we
 from reelworks.annexes.lora.output import NewAdapterFile, rewriting
 from reelworks.annexes.lora.request import ExtractLoraRequest
 from reelworks.annexes.lora.results import LayerResult, LoraResult, ratio, share
-from reelworks.core import log, requests, results, torch_state
+from reelworks.core import log, requests, results, torch_state, units
 from reelworks.core.errors import UserError, first_few
 from reelworks.models import identify, registry
 from reelworks.models.adapters import files as lora_files
@@ -129,10 +129,11 @@ def _common_names(base: FullWeights, tuned: FullWeights, request: ExtractLoraReq
     common = {name: (own[name], theirs[name]) for name in own if name in theirs}
     others = [name for name, (a, b) in common.items() if base.facts[a].shape != tuned.facts[b].shape]
     if alone or others:
-        kind, some = ("are in one of them only", alone) if alone else ("have other shapes", others)
+        verb, kind, some = ("are", "in one of them only", alone) if alone else ("have", "other shapes", others)
+        unlike, alike = units.plural(len(some), "weight", verb), units.plural(len(common) - len(others), "weight", "are")
         raise UserError(
-            f"weights of another network than {request.base}, or under other names: {len(some):,} weights {kind}, and "
-            f"{len(common) - len(others):,} are in both: {first_few(some)}",
+            f"weights of another network than {request.base}, or under other names: {unlike} {kind}, and {alike} alike: "
+            f"{first_few(some)}",
             code="weights-do-not-fit",
             field="tuned",
             value=str(request.tuned),

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 
 from reelworks.annexes.quality import duplicates, motion, picture, sound
 from reelworks.annexes.quality.measure import Measure, Reads
-from reelworks.core import digests, named_code
+from reelworks.core import digests, named_code, units
 from reelworks.core.errors import UserError
 from reelworks.core.named_code import NamedClasses
 from reelworks.data.catalog.scan.lists import MEASURED
@@ -184,11 +184,11 @@ def by_label(kind: type[Any], found: Any) -> dict[str, float | bytes]:
     if compares(kind):
         features = bytes(found)
         if len(features) != kind.feature_bytes:
-            raise ValueError(f"it returned {len(features)} bytes, and not {kind.feature_bytes}")
+            raise ValueError(f"it returned {units.plural(len(features), 'byte')}, and not {kind.feature_bytes}")
         return {names[0]: features}
     values = [float(value) for value in found]
     if len(values) != len(names):
-        raise ValueError(f"it returned {len(values)} values for {len(names)} columns")
+        raise ValueError(f"it returned {units.plural(len(values), 'value')} for {units.plural(len(names), 'column')}")
     return {name: value if math.isfinite(value) else math.nan for name, value in zip(names, values, strict=True)}
 
 

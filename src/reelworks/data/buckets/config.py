@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StrictBool, field_validator, model_validator
 
+from reelworks.core import units
 from reelworks.core.config import Place, PublicConfig, Told
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.entry import Draws, Entry
@@ -49,8 +50,15 @@ class BucketEntryConfig(PublicConfig):
         for name in ("batch_size", "keep_prob", "sequence_degree"):
             values = getattr(self, name)
             if isinstance(values, list) and len(values) != len(frames):
-                remedy = f"list {len(frames)} values, one for each of num_frames, or give one number for all"
-                raise _bad_entry(name, values, f"{len(values)} values for {len(frames)} frame counts", remedy)
+                remedy = (
+                    f"list {units.plural(len(frames), 'value')}, one for each of num_frames, or give one number for all"
+                )
+                raise _bad_entry(
+                    name,
+                    values,
+                    f"{units.plural(len(values), 'value')} for {units.plural(len(frames), 'frame count')}",
+                    remedy,
+                )
         if not frames:
             raise _bad_entry("num_frames", [], "the list is empty", "list at least one, as in [1, 17]")
         _check_each("num_frames", frames, 1, math.inf, "give a whole number of at least 1")

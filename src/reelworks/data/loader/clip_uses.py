@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.core import blocks
+from reelworks.core import blocks, units
 from reelworks.core.arrays import F64, I64, Integers
 from reelworks.core.errors import UserError
 from reelworks.data.buckets import sizes
@@ -80,7 +80,7 @@ def uses(rows: CatalogRows, datasets: Sequence[DatasetConfig]) -> ClipUses:
         return ClipUses(row, zeros, zeros, None)
     if (total := int(times.sum())) > _MOST:
         raise UserError(
-            f"an epoch would use {len(times)} clips {total} times in total, the maximum is {_MOST}",
+            f"an epoch would use {units.plural(len(times), 'clip')} {total} times in total, the maximum is {_MOST}",
             code="too-many-repeats",
             field="dataset.repeats",
             value=[d.repeats for d in datasets],

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reelworks.core import units
 from reelworks.core.arrays import I32, I64, U64, Mask
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
@@ -107,7 +108,7 @@ class MicroBatchRequest(DrawnClips):
 
     def __repr__(self) -> str:
         at = f"epoch={self.epoch}, plan_step={self.plan_step}, index={self.index}"
-        return f"MicroBatchRequest({at}, {len(self.uids)} clips of {self.shape})"
+        return f"MicroBatchRequest({at}, {units.plural(len(self.uids), 'clip')} of {self.shape})"
 
     def without_clips(self) -> MicroBatchRequest:
         """Return the place of the micro-batch alone, of which nothing is decoded."""

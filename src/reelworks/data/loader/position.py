@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from reelworks.core import toml
+from reelworks.core import toml, units
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.assign import Reason
 from reelworks.data.loader import left_out
@@ -152,7 +152,7 @@ def no_steps(data: Dataset, epoch: int = 0) -> UserError:
     lines = []
     for index, entry in enumerate(data.table.entries):
         inside = np.isin(result.bucket, data.table.of_entry(index)) & (result.reason == Reason.NONE)
-        lines.append(f"{entry}: {len(np.unique(row[inside]))} clips")
+        lines.append(f"{entry}: {units.plural(len(np.unique(row[inside])), 'clip')}")
     reasons = [f"{reason.label}: {n}" for reason, n in clips.items()]
     fits = (result.reason == Reason.NOT_DRAWN).any()
     may_draw = fits or not all(entry.is_used for entry in data.table.entries)

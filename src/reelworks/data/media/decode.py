@@ -14,6 +14,7 @@ from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 from PIL import Image
 
+from reelworks.core import units
 from reelworks.core.shape import Shape
 from reelworks.data.media import display, frame_times, framing, location, pictures, tone_map, video
 from reelworks.data.media.augment import NO_AUGMENTATION, Augmentation
@@ -406,7 +407,9 @@ def visit(path: MediaPath, runs: Sequence[range], use: Use) -> None:
     with video.opened(path) as opened:
         times = frame_times.of_video(opened)
         if max(run.stop for run in runs) > len(times.ticks):
-            raise MediaError(f"the file has {len(times.ticks)} frames, {max(run.stop for run in runs)} are needed")
+            raise MediaError(
+                f"the file has {units.plural(len(times.ticks), 'frame')}, {max(run.stop for run in runs)} are needed"
+            )
         _visit(opened, times, runs, {number for run in runs for number in run}, use)
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from reelworks.core import units
 from reelworks.core.errors import UserError, first_few
 from reelworks.models import base_model
 from reelworks.models.adapters import files, inject, key_mapping
@@ -67,8 +68,8 @@ class TrainingAdapter(NamedTuple):
                 unknown.append(name)
         if unknown or not updates:
             raise UserError(
-                f"not an adapter of this model: {len(unknown):,} of its {len(self.tensors):,} tensors fit none of its "
-                f"linear layers, such as {first_few(sorted(unknown)) or 'all'}",
+                f"not an adapter of this model: {len(unknown):,} of its {len(self.tensors):,} tensors "
+                f"{units.verb(len(unknown), 'fit')} none of its linear layers, such as {first_few(sorted(unknown)) or 'all'}",
                 code="training-adapter-does-not-fit",
                 field=_FIELD,
                 value=self.source,

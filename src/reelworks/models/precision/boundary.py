@@ -189,10 +189,11 @@ class DtypeBoundary(Generic[InputsT]):
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Whether FSDP2 manages the module, and so the dtype of its parameters in the forward pass."""
+    """Whether FSDP2 manages a network or the networks in a module, and so the dtype of parameters in the forward pass."""
     # FSDP takes as long to import as torch itself; if it is not imported, nothing is sharded.
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    return fsdp is not None and any(isinstance(child, fsdp.FSDPModule) for child in module.modules())
+    networks = (module, *module.children())  # and not all of their modules, since each forward pass asks
+    return fsdp is not None and any(isinstance(network, fsdp.FSDPModule) for network in networks)
 
 
 class MetaAutocast(TorchFunctionMode):

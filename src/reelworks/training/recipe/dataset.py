@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.core import annexes, trust
+from reelworks.core import annexes, trust, units
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.core.shape import Geometry
@@ -130,7 +130,7 @@ class RecipeData(Dataset):
         if stored is None:
             chosen: ChosenBuckets = self._propose()
         else:
-            head = f"buckets: using the {len(stored)} entries stored in {recipe.output}/recipe.toml; {_AGAIN}"
+            head = f"buckets: using the {units.plural(len(stored), 'entry')} stored in {recipe.output}/recipe.toml; {_AGAIN}"
             chosen = ChosenBuckets(True, _lines(head, stored), stored)
         update = {
             "bucket": [entry.config() for entry in chosen.entries],
@@ -154,7 +154,7 @@ class RecipeData(Dataset):
                 value="auto",
                 remedy="repair the clips, or choose other datasets or a smaller autoencoder.stride",
             )
-        head = f"buckets: {len(found.entries)} entries proposed, which the run will store; {found.headline()}"
+        head = f"buckets: {units.plural(len(found.entries), 'entry')} proposed, which the run will store; {found.headline()}"
         lines = _lines(head, found.entries)
         return ProposedBuckets(False, lines, found.entries, found.reached, found.clips, found.max_tokens, found.toml)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from reelworks.core import system, toml, toml_none, user_files
+from reelworks.core import system, toml, toml_none, units, user_files
 from reelworks.core.errors import UserError, nearest
 from reelworks.core.log import logger
 from reelworks.data.buckets.config import as_table
@@ -298,7 +298,7 @@ def _index(node: Any, part: str, text: str) -> int:
         path[at : at + (at < len(path) - 1)] = ["0"]  # before a key, or in place of what is none
         shown = system.quoted("=".join([".".join(path), text.partition("=")[2]]))
         raise UserError(
-            f'"{part}" is not the index or the name of one of the {len(node)} entries',
+            f'"{part}" is not the index or the name of one of the {units.plural(len(node), "entry")}',
             code="override-index-out-of-range",
             field="--set",
             value=text,

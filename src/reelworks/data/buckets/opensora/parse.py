@@ -17,6 +17,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from reelworks.core import units
 from reelworks.core.errors import UserError
 from reelworks.data.buckets.entry import Draws, Entry
 from reelworks.data.buckets.opensora import ratios
@@ -84,7 +85,7 @@ def _entry(resolution: Resolution, text: str, value: Value, meaning: Meaning, sp
     if not re.fullmatch("[1-9][0-9]{0,5}", text):
         raise _wrong(where, text, "this is not a number of frames", "write a whole number, at least 1")
     if len(value) != 2:
-        raise _wrong(where, value, f"{len(value)} values instead of two", _FORMS)
+        raise _wrong(where, value, f"{units.plural(len(value), 'value')} instead of two", _FORMS)
     chances, batch = value
     first, second = _chances(where, chances, pictures=int(text) == 1)
     stay = 1 - first if meaning == "downgrade" else first

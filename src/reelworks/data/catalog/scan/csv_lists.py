@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
+from reelworks.core import units
 from reelworks.data.catalog.scan.list_columns import PATH, TEXT, is_text, renamed
 from reelworks.data.media import formats
 
@@ -147,7 +148,9 @@ def _rows(text: str, separator: str, *, spaces: bool = False) -> Iterator[list[s
                 width = width or len(row)
                 if len(row) != width:
                     more = ": put double quotes around texts with the separator" * (len(row) > width)
-                    raise ValueError(f"the row of line {line} has {len(row)} cells in place of {width}{more}")
+                    raise ValueError(
+                        f"the row of line {line} has {units.plural(len(row), 'cell')} in place of {width}{more}"
+                    )
                 yield row
             line = rows.line_num + 1
     except csv.Error as error:
