@@ -578,7 +578,7 @@ def test_an_animation_of_a_trusted_list_is_a_clip(tmp_path: Path, suffix: str) -
         found = zip(rows.path.to_pylist(), rows.is_image.tolist(), rows.num_frames.tolist(), strict=True)
         stills = [("c.jpg", True, 1)] if suffix == "jpg" else []
         assert sorted(found) == [(f"a.{suffix}", False, 5), (f"b.{suffix}", True, 1), *stills]
-    with pytest.raises(MediaError, match="the file has 1 frames, 5 are needed"):
+    with pytest.raises(MediaError, match="the file has 1 frame, 5 are needed"):
         load(Request(tmp_path / f"b.{suffix}", is_image=False, shape=Shape(5, 16, 32)))
 
 

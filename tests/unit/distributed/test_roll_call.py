@@ -146,9 +146,9 @@ def test_a_rank_of_no_number_of_ranks_is_refused(monkeypatch: pytest.MonkeyPatch
         pass
 
 
-@pytest.mark.parametrize("told", [{"LOCAL_WORLD_SIZE": "4"}, {"LOCAL_RANK": "2"}])
+@pytest.mark.parametrize(("told", "asked"), [({"LOCAL_WORLD_SIZE": "4"}, 4), ({"LOCAL_RANK": "2"}, 3)])
 def test_more_ranks_than_gpus_on_a_machine_are_refused_by_all_of_them(
-    monkeypatch: pytest.MonkeyPatch, told: dict[str, str]
+    monkeypatch: pytest.MonkeyPatch, told: dict[str, str], asked: int
 ) -> None:
     """Also by those that have one, such as rank 0, which speaks for all."""
     monkeypatch.delenv("REELWORKS_DEVICE", raising=False)
@@ -157,7 +157,7 @@ def test_more_ranks_than_gpus_on_a_machine_are_refused_by_all_of_them(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with (
-        refused("ranks-without-gpu", "LOCAL_WORLD_SIZE", says="than GPUs that each sees, 2.*--gpus-per-task"),
+        refused("ranks-without-gpu", "LOCAL_WORLD_SIZE", says=f"than GPUs that each sees, 2.*--gpus-per-node={asked} "),
         mesh.join(),
     ):
         pass

@@ -238,7 +238,8 @@ def _require_gpus(processes: int, gpus: int) -> None:
             code="ranks-without-gpu",
             field="LOCAL_WORLD_SIZE",
             value=processes,
-            remedy=f"start at most {gpus} on it, or let each see all its GPUs, as Slurm does without --gpus-per-task and --gpu-bind",
+            remedy=f"start at most {gpus} on it, or let each see all GPUs of the machine: for Slurm, write --gpus-per-node={processes} in place of "
+            "--gpus-per-task and --gpu-bind, as in examples/launch/slurm.sbatch",
         )
 
 
