@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from refused import refused
 
-from reelworks.annexes.imports import importer, powershell, shell
+from reelworks.annexes.imports import batch, importer, powershell, shell
 from reelworks.annexes.imports.request import ImportRequest
 from reelworks.annexes.imports.rules import Fate
+from reelworks.annexes.imports.script import Script
 from reelworks.training.recipe import recipe_file
 
 
@@ -147,6 +149,31 @@ def test_paths_are_of_the_folder_that_a_script_has_entered(
     monkeypatch.chdir(tmp_path)
     (command,) = shell.follow(script.format(f"python t.py --train_data_dir{sign}../../data/mug --dim 4")).commands
     assert " ".join(command.words) == f"python t.py --train_data_dir{sign}{folder} --dim 4"
+
+
+@pytest.mark.parametrize(
+    ("read", "script", "folder"),
+    [
+        (batch.follow, "cd /d tools\\sd\n{}", "data/mug"),
+        (batch.follow, 'cd /d "%~dp0tools\\sd" && {}', "data/mug"),
+        (batch.follow, "@cd %~dp0\nchdir tools & pushd sd\n{}", "data/mug"),
+        (batch.follow, "pushd tools\\sd\npopd\n{}", "..\\..\\data\\mug"),
+        (batch.follow, "if exist x (\ncd tools\\sd\n)\n{}", "..\\..\\data\\mug"),
+        (batch.follow, "cd /d %NOWHERE%\n{}", "..\\..\\data\\mug"),
+        (powershell.follow, "Set-Location tools\\sd\n{}", "data/mug"),
+        (powershell.follow, "Push-Location -Path $PSScriptRoot\\tools\nsl sd; {}", "data/mug"),
+        (powershell.follow, "cd tools/sd; Pop-Location\n{}", "..\\..\\data\\mug"),
+        (powershell.follow, "if ($x) {{ cd tools/sd }}\n{}", "..\\..\\data\\mug"),
+        (powershell.follow, "Set-Location $nowhere\n{}", "..\\..\\data\\mug"),
+    ],
+)
+def test_paths_of_windows_are_of_the_folder_that_a_script_has_entered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[str], Script], script: str, folder: str
+) -> None:
+    (tmp_path / "data" / "mug").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    (command,) = read(script.format("python t.py --train_data_dir ..\\..\\data\\mug --dim 4")).commands
+    assert command.words == ["python", "t.py", "--train_data_dir", folder, "--dim", "4"]
 
 
 @pytest.mark.parametrize("option", ["--output_dir $OUT", "--output_dir=$OUT", '--output_dir="$OUT/x"'])

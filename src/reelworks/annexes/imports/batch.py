@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import re
 
-from reelworks.annexes.imports.script import Command, Partly, Script, Unknown, Value
+from reelworks.annexes.imports.script import Command, Partly, Script, Unknown, Value, entered, from_start
 
 _SET = re.compile(r"@?set\s+(?:/a\s+)?(?:\"(\w+)=(.*)\"|(\w+)=(.*))\s*", re.IGNORECASE)
 _VARIABLE = re.compile(r"%(\*|\d|~\w*\d|\w+)%?|!(\w+)!")
 _MAYBE = re.compile(r"@?(if|for)\b", re.IGNORECASE)
-_SKIPPED = re.compile(
-    r"@?(rem|echo|pause|cd|exit|goto|call|setlocal|endlocal|title|pushd|popd)\b|::|:\w", re.IGNORECASE
-)
+_SKIPPED = re.compile(r"@?(rem|echo|pause|exit|goto|call|setlocal|endlocal|title)\b|::|:\w", re.IGNORECASE)
+_ENTERS = frozenset({"cd", "chdir", "pushd", "popd"})
+_FOLDER = "CD"  # the variable of the folder that commands run in
+_OWN_FOLDER = re.compile(r"%~dp0\\?", re.IGNORECASE)
 _ENDS = frozenset({"&&", "||", "|", "&", ">", ">>", "2>&1"})
 
 
 def follow(text: str) -> Script:
     """Follow a batch file."""
     script, depth = Script(), 0
-    joined = re.sub(r"[ \t]*\^[ \t]*\r?\n[ \t]*", " ", text)
+    joined = re.sub(r"[ \t]*\^[ \t]*\r?\n[ \t]*", " ", _OWN_FOLDER.sub("./", text))
     for number, line in enumerate(joined.splitlines(), 1):
         line = line.strip()
         is_maybe = depth > 0 or _MAYBE.match(line) is not None
@@ -34,8 +35,22 @@ def follow(text: str) -> Script:
             name, value = (found[1] or found[3]).upper(), found[2] if found[1] else found[4]
             _set(script, name, value, is_maybe=is_maybe)
         elif line and not _MAYBE.match(line) and not _SKIPPED.match(line) and line.strip("()"):
-            script.commands += _commands(line, script.variables, number)
+            for command in _commands(line, script.variables, number):
+                _add(script, command, is_maybe=is_maybe)
+    script.variables.pop(_FOLDER, None)
     return script
+
+
+def _add(script: Script, command: Command, *, is_maybe: bool) -> None:
+    """Add a command, or enter the folder that it names."""
+    name, *words = command.words
+    now, source = script.variables.get(_FOLDER, "."), " ".join(command.words)
+    if name.lower().removeprefix("@") in _ENTERS:
+        folder = entered(now, [word for word in words if word.lower() != "/d"], source)
+        script.variables[_FOLDER] = Unknown("%CD%", f"is set by {source[:60]!r}") if is_maybe else folder
+    else:
+        command.words = [from_start(now, word) for word in command.words]
+        script.commands.append(command)
 
 
 def _set(script: Script, name: str, text: str, *, is_maybe: bool) -> None:

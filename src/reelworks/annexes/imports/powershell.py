@@ -16,7 +16,17 @@ from functools import reduce
 from itertools import pairwise
 from typing import Any
 
-from reelworks.annexes.imports.script import Command, Partly, Script, Unknown, decided, unknown_in
+from reelworks.annexes.imports.script import (
+    Command,
+    Partly,
+    Script,
+    Unknown,
+    Value,
+    decided,
+    entered,
+    from_start,
+    unknown_in,
+)
 
 _MOST_STEPS = 20_000  # statements that are followed, so that blocks of blocks end
 _D, _S = '"\u201c\u201d\u201e', "'\u2018\u2019\u201a\u201b"  # those of print are quotes too
@@ -60,7 +70,9 @@ _ENDING = _compiled(r"(?:exit|return|break|continue|throw)\b")
 _EXPRESSION = _compiled(rf"[-$@(\[\d!+,{{{_D}{_S}]|\.\d")
 _LOGICAL, _COMPARED = _compiled(r"-(and|or)"), _compiled(r"-i?(eq|ne|gt|ge|lt|le|like|notlike)")
 _OPERATOR, _SPLITS = _compiled(r"-[a-z]+|[?|=]+"), _compiled(rf"[@({{{_D}{_S}]|\$\(|-\w[^{_D}{_S}]*?[.:]|--%$")
-_QUIET = _compiled(rf"{_OF_COMMANDS}|cd|echo|%|[\w./\\]*activate(?:\.ps1|\.bat)?")
+_QUIET = _compiled(rf"{_OF_COMMANDS}|echo|%|[\w./\\]*activate(?:\.ps1|\.bat)?")
+_ENTERS = _compiled(r"(?:set|push|pop)-location|sl|cd|chdir|pushd|popd")
+_FOLDER = "pwd"  # the variable of the folder that commands run in
 _OPENS = ("(", "$(", "@(", "{", "@{")
 _CONSTANTS = {"true": True, "false": False, "null": None, "psscriptroot": "."}  # the folder of the script
 # How scripts for older versions than 3 spell it.
@@ -105,6 +117,11 @@ class _Reader:
         self.steps = 0
         self._types: dict[str, str] = {}
         self._functions: dict[str, str] = {}
+
+    @property
+    def _folder(self) -> Value:
+        folder: Value = self.variables.get(_FOLDER, ".")
+        return folder
 
     # Statements return what they put out.
 
@@ -179,11 +196,13 @@ class _Reader:
 
     def _maybe(self, pieces: list[str], statement: str) -> Unknown:
         """Run blocks that may be run or not, in any order: of what they set, nothing is known in them and afterwards."""
-        why = f"depends on {(statement.partition('{')[0].strip() or statement)[:60]!r}"
+        why, folder = f"depends on {(statement.partition('{')[0].strip() or statement)[:60]!r}", self._folder
         for block in [*filter(None, map(_inside, pieces)), ""]:
             self._changed("".join(pieces), why)
             with suppress(_Leaves):
                 self.run(block)
+        if self._folder != folder:
+            self.variables[_FOLDER] = Unknown("$PWD", why)
         return Unknown(statement, why, "--" in statement)
 
     def _changed(self, text: str, why: str = "") -> None:
@@ -293,7 +312,11 @@ class _Reader:
             self._functions[name] = body
         elif re.fullmatch(r"(?:\w+-)?variable|[scnr]v|set-item|si", name):
             self._forget([f"${word}" for word in command.words if _key(f"${word}") in self.variables], text)
+        elif _ENTERS.fullmatch(name):
+            words = [word for word in command.words[1:] if not re.match(r"-\w", word)]
+            self.variables[_FOLDER] = entered(self._folder, words, text)
         elif not _QUIET.fullmatch(name):
+            command.words = [from_start(self._folder, word) for word in command.words]
             self.script.commands.append(command)
         return Unknown(text, "is what another command prints", "--" in text)
 

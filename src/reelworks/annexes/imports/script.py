@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import posixpath
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from reelworks.core import user_files
 from reelworks.core.errors import UserError
 
 
@@ -60,6 +63,28 @@ def joined(texts: Iterable[str | Unknown], between: str = "") -> str:
 def decided(held: Sequence[bool | None], *, by: bool) -> bool | None:
     """Return whether conditions hold together, of which one that is `by` decides; None if that is unknown."""
     return by if by in held else None if None in held else not by
+
+
+def entered(now: Value, words: Sequence[str], source: str) -> Value:
+    """Return the folder that commands run in from now on, from that in which the script began."""
+    if len(words) != 1 or words[0] == "-" or words[0].startswith("~") or unknown_in([*words], now) is not None:
+        return Unknown("$PWD", f"is set by {source[:60]!r}")
+    return _within(str(now), words[0])
+
+
+def from_start(now: Value, word: str) -> str:
+    """Return a word that is a relative path of something, or an option with one, from where the script began."""
+    option, sign, path = word.rpartition("=") if word.startswith("--") else ("", "", word)
+    if now == "." or unknown_in(now, word) is not None or path[:1] in ("", "-", "/") or path.isdecimal():
+        return word
+    there = _within(str(now), path)
+    return word if user_files.existing(there) is None else f"{option}{sign}{there}"
+
+
+def _within(folder: str, path: str) -> str:
+    """Return a path in a folder, with slashes, also one of Windows."""
+    path = path.replace("\\", "/")
+    return path if re.match("[A-Za-z]:", path) else posixpath.normpath(posixpath.join(folder, path))
 
 
 @dataclass

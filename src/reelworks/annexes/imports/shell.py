@@ -9,16 +9,14 @@ arguments.
 from __future__ import annotations
 
 import fnmatch
-import posixpath
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from reelworks.annexes.imports.script import Command, Script, Unknown, Value, joined, unknown_in
+from reelworks.annexes.imports.script import Command, Script, Unknown, Value, entered, from_start, joined, unknown_in
 from reelworks.annexes.imports.shell_words import FOLDER, NO_ARGUMENTS, Words, parse, text_of
-from reelworks.core import user_files
 
 _MOST_STEPS = 20_000  # nodes that are followed, so that loops of loops end
 _SETS = frozenset({"let", "read", "readarray", "mapfile", "getopts", "printf"})  # variables by their names
@@ -65,6 +63,10 @@ class _Runner(Words):
 
     def _sourced(self, name: str) -> str | None:
         return self.script.files.get(name, self._beside(name))
+
+    @property
+    def _folder(self) -> Value:
+        return self.script.variables.get(FOLDER, ".")
 
     # Statements return whether they succeed, None if that is unknown.
 
@@ -184,7 +186,8 @@ class _Runner(Words):
         elif name in ("command", "which", "type", "grep"):
             return None
         elif name in ("cd", "pushd", "popd"):
-            self._enter([word for word in words[1:] if word != "--"], node)
+            folder = entered(self._folder, [word for word in words[1:] if word != "--"], text_of(node))
+            self.script.variables[FOLDER] = folder
         elif name == "shift" and self.arguments is not None:
             self.arguments = self.arguments[int(words[1]) if len(words) > 1 and words[1].isdigit() else 1 :]
         elif name == "set" and "--" in words:
@@ -195,23 +198,6 @@ class _Runner(Words):
                 raise _Exit("exit")
         return True
 
-    def _enter(self, words: list[str], node: Any) -> None:
-        """Note the folder that commands run in from now on, from that in which the script began."""
-        now = self.script.variables.get(FOLDER, ".")
-        if len(words) != 1 or words[0] == "-" or words[0].startswith("~") or unknown_in(words, now) is not None:
-            self.script.variables[FOLDER] = Unknown("$PWD", f"is set by {text_of(node)[:60]!r}")
-        else:
-            self.script.variables[FOLDER] = posixpath.normpath(posixpath.join(str(now), words[0]))
-
-    def _from_start(self, word: str) -> str:
-        """Return a word that is a relative path of something, or an option with one, from where the script began."""
-        option, sign, path = word.rpartition("=") if word.startswith("--") else ("", "", word)
-        now = self.script.variables.get(FOLDER, ".")
-        if now == "." or unknown_in(now, word) is not None or path[:1] in ("", "-", "/") or path.isdecimal():
-            return word
-        there = posixpath.normpath(posixpath.join(str(now), path))
-        return word if user_files.existing(there) is None else f"{option}{sign}{there}"
-
     def _add(self, words: list[str], node: Any) -> None:
         line = f"line {node.start_point[0] + 1}"
         if words[0].startswith("--") and self.script.commands:
@@ -220,8 +206,8 @@ class _Runner(Words):
             )
             return
         command = Command(notes={"$@": NO_ARGUMENTS} if self.has_arguments else {})
-        for word in map(self._from_start, words):
-            command.add(word, f" ({line})")
+        for word in words:
+            command.add(from_start(self._folder, word), f" ({line})")
         self.script.commands.append(command)
 
     def _call(self, name: str, arguments: list[str]) -> bool | None:
