@@ -546,6 +546,17 @@ def test_a_single_part_of_a_video_is_its_beginning(tmp_path: Path, samples: str,
     assert recipe.data.clip_start == start
 
 
+@pytest.mark.parametrize(
+    ("lengths", "fate"),
+    [("", Fate.NOT_POSSIBLE), ("target_frames = [17]", Fate.TAKEN), ('frame_extraction = "full"', Fate.TAKEN)],
+)
+def test_videos_without_a_length_are_told_to_have_been_single_frames(tmp_path: Path, lengths: str, fate: Fate) -> None:
+    config = file(tmp_path, "clips.toml", f'[[datasets]]\nvideo_directory = "v"\n{lengths}\n')
+    made, _ = converted(tmp_path, config, model="wan-2.1-1.3b", trainer="musubi-tuner")
+    (line,) = [key for key in made.keys if key.key == "datasets.0.video_directory"]
+    assert (line.fate, "bucket.num_frames = [5]" in line.remark) == (fate, fate is Fate.NOT_POSSIBLE)
+
+
 @pytest.mark.parametrize(("bound", "fate"), [("1000", Fate.DEFAULT), ("800", Fate.NOT_POSSIBLE)])
 def test_bounds_of_timesteps_that_leave_all_of_them_are_none(tmp_path: Path, bound: str, fate: Fate) -> None:
     made, _ = converted(tmp_path, command=command("sdxl_train_network.py", "a/b", f"--max_timestep={bound}"))

@@ -159,6 +159,17 @@ def _tell_lengths(
             if fate is Fate.TAKEN and differs[number]:
                 fate, remark = Fate.NOT_POSSIBLE, f"{remark}; videos take longer lengths of other datasets too"
             outcomes.add(found.key, (fate, remark))
+        by_default = extraction_of(dataset, draft.settings) != "full" and not dataset.find(
+            draft.settings, "target_frames"
+        )
+        if sizing.is_video and by_default:
+            remark = f"single frames of videos, the default of target_frames, are not trained: {_of_frames(sizing)}"
+            for folder in filter(None, (dataset.find(draft.settings, name) for name in FOLDERS)):
+                outcomes.add(folder.key, (Fate.NOT_POSSIBLE, remark))
+
+
+def _of_frames(sizing: Sizing) -> str:
+    return f"bucket.num_frames = {list(sizing.frames)}"
 
 
 def _lengths_outcome(name: str, dataset: FormerDataset, sizing: Sizing, settings: FormerSettings) -> tuple[Fate, str]:
@@ -167,7 +178,7 @@ def _lengths_outcome(name: str, dataset: FormerDataset, sizing: Sizing, settings
         return Fate.NO_MEANING, "frame_extraction decides which of target_frames and max_frames counts"
     if not sizing.is_video:
         return Fate.NO_MEANING, "pictures have one frame"
-    remark = f"bucket.num_frames = {list(sizing.frames)}"
+    remark = _of_frames(sizing)
     if is_full:
         return Fate.TAKEN, f"{remark}; videos of fewer frames are left out"
     lengths = _lengths_of(settings, dataset)
