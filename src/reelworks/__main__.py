@@ -1,12 +1,15 @@
 """The `reelworks` command, also as `python -m reelworks`, the form that torchrun starts."""
 
 import os
+import signal
 import sys
 
 
 def main() -> None:
     """Run the command line; Ctrl-C is told in a line, also in the second in which the commands are imported."""
     try:
+        if sys.platform != "win32":  # who starts ranks holds it back until here
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         from reelworks.commands.main import main as command
 
         command()

@@ -12,8 +12,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -197,6 +197,22 @@ def handle_stops(handler: Any) -> dict[signal.Signals, Any]:
     former = {each: signal.getsignal(each) for each in STOPS}
     kept = [each for each, own in former.items() if own is None or (each.name == "SIGHUP" and own == signal.SIG_IGN)]
     return {each: signal.signal(each, handler) for each in STOPS if each not in kept}
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back from programs that are started in the block until they release it, as `reelworks` does.
+
+    Python, as it starts, would end by it with a traceback and another code.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 def ask_to_end(pid: int) -> None:

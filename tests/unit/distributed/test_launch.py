@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -49,6 +50,19 @@ def test_the_code_is_that_of_the_first_to_fail(
         told = capfd.readouterr().err
         assert ("rank 0 was ended by" in told) == (code > 128)
         assert ("CPU memory is full" in told) == (code == 128 + signal.SIGKILL)
+
+
+@pytest.mark.skipif(system.WINDOWS, reason="signals end processes there")
+def test_ctrl_c_ends_a_rank_alike_whenever_it_comes(capfd: pytest.CaptureFixture[str]) -> None:
+    """Also while Python itself starts."""
+    codes = set()
+    for seconds in (0.0, 0.01, 0.02, 0.03):
+        rank = launch._start(0, 1, 1, ["--version"])
+        time.sleep(seconds)
+        rank.send_signal(signal.SIGINT)
+        codes.add(rank.wait())
+    assert codes == {128 + signal.SIGINT}
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.skipif(system.WINDOWS, reason="signals end processes there")

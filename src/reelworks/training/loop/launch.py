@@ -87,4 +87,5 @@ def _start(rank: int, processes: int, port: int, arguments: list[str]) -> subpro
         "OMP_NUM_THREADS": str(machine.threads(processes)),
     }
     # In a session of its own, so that Ctrl-C reaches only the launcher, which forwards it once.
-    return subprocess.Popen([sys.executable, "-m", "reelworks", *arguments], env=environment, **system.OWN_GROUP)
+    with system.interrupts_held():
+        return subprocess.Popen([sys.executable, "-m", "reelworks", *arguments], env=environment, **system.OWN_GROUP)
