@@ -235,6 +235,38 @@ def test_a_loop_is_as_fast_as_the_clip_and_is_sent_once(shown):
     assert (again.status_code, again.content) == (304, b"")
 
 
+def test_a_picture_that_was_replaced_is_not_shown_as_it_was(page):
+    """A browser that has it asks each time."""
+    former = page.picture("tall.png")
+    assert "no-cache" in former.headers["cache-control"]
+    address = f"/api/data/{page.key}/clips/{page.clip('tall.png')['id']}/thumbnail.webp"
+    known = {"If-None-Match": former.headers["etag"]}
+    assert page.client.get(address, headers=known).status_code == 304
+    gradient(page.data / "tall.png", (150, 96))
+    assert page.client.get(address, headers=known).status_code != 304
+
+
+def test_a_short_clip_that_is_left_out_is_shown_to_its_end(page):
+    """And not beyond, where it has no frame."""
+    page.file.write_text(page.written.replace("[[dataset]]", '[[dataset]]\nfilter = "fps == 0"'), encoding="utf-8")
+    clip = page.clip("short.mp4")
+    view = page.client.app.state.context.library.clips(page.key)
+    row = view.row_of(clip["id"])
+    assert view.bucket[row] < 0
+    request = thumbnails.training_request(view, row)
+    assert (request.shape.num_frames - 1) * request.step <= 2
+    assert page.picture("short.mp4", "loop").status_code == 200
+
+
+def test_no_process_decodes_once_the_page_has_ended(tmp_path):
+    shown = Page(tmp_path).scan()
+    context = shown.client.app.state.context
+    with shown.client:
+        assert shown.picture("wide.png").status_code == 200
+        assert context.pictures._pool is not None
+    assert context.pictures._pool is None
+
+
 def test_a_loop_begins_and_ends_with_the_frames_that_training_begins_and_ends_with(tmp_path):
     file = media_makers.write_video(tmp_path / "counts.mp4", num_frames=20)
     request = Request(file, is_image=False, shape=Shape(9, 48, 64), step=1.5, first_frame_draw=0.7)

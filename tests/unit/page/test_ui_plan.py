@@ -322,6 +322,19 @@ def test_what_a_run_was_trained_with_stays_as_it_is(page: TestClient, scanned: P
         (scanned / "run/recipe.toml").unlink()
 
 
+@pytest.mark.parametrize(("stage", "name"), [(0, "first"), (1, "second")])
+def test_the_stage_that_is_shown_is_checked(
+    page: TestClient, scanned: Path, monkeypatch: pytest.MonkeyPatch, stage: int, name: str
+) -> None:
+    text = RECIPE.replace("max_epochs = 1", "warmup_steps = 1") + STAGES
+    (scanned / "cats.toml").write_text(text, encoding="utf-8")
+    jobs = page.app.state.context.jobs  # type: ignore[attr-defined]
+    monkeypatch.setattr(jobs, "add", lambda *told, **_: PageJob("1", *told[:3], str(told[3]), 0.0, "running"))
+    controls = page.get(f"/api/plan/{key(page)}", params={"stage": stage}).json()["controls"]
+    job = page.post(f"/api/plan/{key(page)}/check", json={"controls": controls}).json()
+    assert f"--set stage={name} " in " ".join(job["arguments"])
+
+
 def test_each_check_reads_a_recipe_of_its_own_until_it_has_ended(
     page: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

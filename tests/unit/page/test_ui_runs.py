@@ -70,6 +70,15 @@ def test_previews_are_listed_by_step_and_served(client):
         assert len(answer.content) > 100
 
 
+@pytest.mark.parametrize("name", ["a b.png", "50%.png", "x#1.png"])
+def test_media_of_any_name_are_served(client, root, name):
+    """Such as those that another program wrote, or a prompt named."""
+    folder = root / "runs" / "first" / "samples"
+    shutil.copyfile(next(folder.rglob("*.png")), folder / name)
+    url = runs._media(f"api/runs/{of(client, 'first')['key']}/samples", folder, name)["url"]
+    assert client.get(url).content == (folder / name).read_bytes()
+
+
 @pytest.mark.parametrize(
     "name", ["../run.json", "..%2frun.json", "%2e%2e/events.jsonl", "/etc/passwd", "step-000000040", "link.png"]
 )
