@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import durable
 import places
 import pytest
 from checkpoint_helpers import Killed, write_plain
@@ -142,6 +143,18 @@ def test_pins(store: CheckpointFolder) -> None:
         ("pin", 100), ("unpin", 100), ("deleting", 100), ("deleted", 100),
     ]  # fmt: skip
     assert store.history()[-1]["reasons"] == ["over the limit"]
+
+
+def test_a_pin_that_is_taken_off_does_not_come_back(store: CheckpointFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is one lost, whenever the power fails afterwards."""
+    synced = durable.Synced()
+    monkeypatch.setattr(os, "fsync", synced.sync)
+    fill(store, 100)
+    pin = store.root / names.PINS / names.of_step(100)
+    store.pin(100)
+    assert synced.has_name(pin)
+    store.unpin(100)
+    assert not synced.has_name(pin)
 
 
 def test_a_full_disk_is_emptied_before_the_history_is_told(store: CheckpointFolder) -> None:

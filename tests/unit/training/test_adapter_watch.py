@@ -213,6 +213,13 @@ def test_a_warm_up_from_zero_and_a_short_training_wait() -> None:
     assert [idle.problem for idle in watch.find_idle(is_end=True)] == ["unchanged"]
 
 
+def test_steps_at_a_rate_of_zero_teach_nothing_and_are_none() -> None:
+    watch = watching(adapted())
+    for _ in range(3 * STEPS):
+        watch.note(0.0)
+    assert watch.find_idle() == []
+
+
 def test_experts_have_more_steps_as_one_of_them_may_not_be_drawn() -> None:
     watch = watching(denoiser := adapted(), experts=2)
     train(denoiser, watch, STEPS, rate=1e-12)
