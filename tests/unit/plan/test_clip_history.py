@@ -14,6 +14,7 @@ import prepare_files as made
 import pytest
 from refused import refused
 
+from reelworks.annexes.learning import learning
 from reelworks.core import results
 from reelworks.data.loader import plan_cache, resume, segment_record
 from reelworks.data.loader import position as positions
@@ -536,6 +537,14 @@ def test_a_run_may_have_more_copies_of_catalogs_than_fit_into_a_byte(told):
     (named,) = clip_history.cover(told.run).named
     clips = clip_history._Clips.number([clip_history._SeenRows(named)] * 300)
     assert (len(clips), set(clips.catalog)) == (7, {299})
+
+
+def test_what_was_learnt_is_told_of_clips_as_the_newest_copy_of_their_catalog_has_them(told):
+    told.epoch(0)
+    made.picture(told.folder / "data" / "late.png", grey=20)
+    told.go_on()
+    (named,) = learning._catalogs(told.run)
+    assert len(named.uids) == 8
 
 
 def test_the_account_sorts_its_clips_once_however_many_parts_the_catalog_has(told, monkeypatch):
