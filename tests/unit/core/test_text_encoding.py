@@ -101,6 +101,7 @@ def test_the_places_of_zeros_tell_what_has_no_mark(codec: str, text: str) -> Non
         b"\x01\x02",
         b"\0" * 40,
         b"\0" * 41,
+        "a cat\0 on a mat, and a dog".encode("utf-16-le"),
         codecs.BOM_UTF16_LE + b"\0\xd8a",
         "白い猫".encode("iso2022_jp"),
         b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",

@@ -95,6 +95,17 @@ def test_sound_that_begins_late_or_ends_early_is_silent_there(tmp_path):
     assert beeps(samples) == pytest.approx([1.0], abs=0.01)
 
 
+def test_a_seek_that_misses_the_beginning_costs_no_sound(tmp_path, monkeypatch):
+    """As with files whose index is wrong."""
+    path = tmp_path / "a.mkv"
+    sound_clips.write(path, seconds=6, events=[1, 2, 3, 4, 5])
+    known = request(path, 48, first_frame=60, num_frames=48)
+    whole = sound.load(known)
+    monkeypatch.setattr(sound, "_PREROLL_SECONDS", -1.0)
+    assert beeps(sound.load(known)) == pytest.approx(beeps(whole), abs=0.01)
+    assert len(beeps(whole)) == 2
+
+
 def test_sound_is_read_from_any_place_of_a_program_stream(tmp_path):
     """Which can be sought to the middle of a frame of sound alone."""
     path = tmp_path / "tape.mpg"

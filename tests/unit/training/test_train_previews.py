@@ -306,6 +306,8 @@ def test_curves_of_parts_of_a_loss_are_means_of_the_steps_since_the_last_point(
             logger.after_step(TrainedStep(replace(first, global_step=number - 1), result, [], 0.1, 0.0))
         logger.show(20, [Path("a.png")], ["a kite"])
     assert shown == [(20, [Path("a.png")], ["a kite"])]
+    steps = [event["step"] for event in events.read(run.events_file) if event["kind"] == "step"]
+    assert steps == [step for step, _ in drawn["train/learning_rate"]] == [*range(1, 21)]
     (bucket,) = [name for name in drawn if name.startswith("loss_by_bucket/")]
     assert drawn[bucket] == [(10, 5.5), (20, 50.0)]
     assert sorted(points for name, points in drawn.items() if name.startswith("loss_by_timestep/")) == [
