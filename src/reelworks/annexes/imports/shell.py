@@ -20,6 +20,7 @@ from reelworks.annexes.imports.shell_words import FOLDER, NO_ARGUMENTS, Words, p
 
 _MOST_STEPS = 20_000  # nodes that are followed, so that loops of loops end
 _SETS = frozenset({"let", "read", "readarray", "mapfile", "getopts", "printf"})  # variables by their names
+_HERE_STRING = re.compile(r"""(>>?[ \t]*[^\s<>|;&"']+)[ \t]+(<<<[ \t]*(?:"(?:[^"\\]|\\.)*"|'[^']*'|[^\s<>|;&"']+))""")
 _PRINTS = frozenset({"echo", "cat", "true", ":"})
 
 
@@ -44,8 +45,12 @@ def _first_error(node: Any) -> Any:
 
 
 def _tidied(text: str) -> str:
-    """Return a script as it was meant: blanks after a mark of continuation are easily there."""
-    return re.sub(r"\\[ \t]+\n", "\\\n", text.replace("\r\n", "\n"))
+    """Return a script as it was meant: blanks after a mark of continuation are easily there.
+
+    A text that a file is made of stands before the file's name, which the parser needs.
+    """
+    text = re.sub(r"\\[ \t]+\n", "\\\n", text.replace("\r\n", "\n"))
+    return _HERE_STRING.sub(r"\2 \1", text)
 
 
 class _Exit(Exception):  # noqa: N818
@@ -228,22 +233,24 @@ class _Runner(Words):
         return self._redirected(node, node.child_by_field_name("body"))
 
     def _redirected(self, node: Any, body: Any) -> bool | None:
-        stdin, target = None, None
+        stdin, target, appends = None, None, False
         for child in (*(body.children if body is not None else ()), *node.children):
             if child.type == "heredoc_redirect":
                 stdin = self.heredoc(child)
-                target = next((self._name(c) for c in child.named_children if c.type == "file_redirect"), target)
+                for inner in (each for each in child.named_children if each.type == "file_redirect"):
+                    target, appends = self._name(inner), any(c.type == ">>" for c in inner.children)
             elif child.type == "herestring_redirect":
                 stdin = joined([*self.fields(child.named_children[-1]), "\n"])
             elif child.type == "file_redirect" and any(c.type in (">", ">>", ">|") for c in child.children):
-                target = self._name(child)
+                target, appends = self._name(child), any(c.type == ">>" for c in child.children)
         if body is None or body.type != "command":
             return True if body is None else self._run(body)
         name = text_of(body.child_by_field_name("name"))
         if stdin is not None and name in ("cat", "tee"):
             target = target or (self.words_of(body)[-1] if name == "tee" else None)
             if target is not None:
-                self.script.files[target] = stdin
+                former = (self._sourced(target) or "") if appends or "-a" in self.words_of(body) else ""
+                self.script.files[target] = joined([former, stdin])
             return True
         return self._command(body, stdin)
 
