@@ -498,8 +498,7 @@ def test_weights_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
         ("weights-do-not-fit", r"2 weights are in one of them only, and 3 are in both"): {
             key: value for key, value in base.items() if "blocks.1" not in key
         },
-        ("weights-do-not-fit", r"1 weight has other shapes, and 4 are in both"): base
-        | {layers[0]: torch.zeros(4, 9)},
+        ("weights-do-not-fit", r"1 weight has other shapes, and 4 are in both"): base | {layers[0]: torch.zeros(4, 9)},
         ("weights-unreadable", r"to_q\.weight has infinities or NaN"): base
         | {layers[0]: torch.full((4, 3), torch.nan)},
         ("weights-equal", "are equal"): base,

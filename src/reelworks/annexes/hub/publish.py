@@ -188,10 +188,8 @@ def _is_own(folder: Path, run_id: str) -> bool:
     """Return whether a folder holds what this run has published, and no file that its card does not name, or is newer."""
     file = folder / _CARD
     try:
-        text, written = (
-            file.read_text("utf-8", "replace"),
-            file.stat().st_mtime_ns,
-        )  # the card is the last to be written
+        text = file.read_text("utf-8", "replace")
+        written = file.stat().st_mtime_ns  # the last of all
         others = [path for path in folder.rglob("*") if path.is_file() and path != file]
         is_as_written = all(path.stat().st_mtime_ns <= written for path in others)
     except OSError:

@@ -130,10 +130,10 @@ def _common_names(base: FullWeights, tuned: FullWeights, request: ExtractLoraReq
     others = [name for name, (a, b) in common.items() if base.facts[a].shape != tuned.facts[b].shape]
     if alone or others:
         verb, kind, some = ("are", "in one of them only", alone) if alone else ("have", "other shapes", others)
-        unlike, alike = units.plural(len(some), "weight", verb), units.plural(len(common) - len(others), "weight", "are")
+        unlike, both = units.plural(len(some), "weight", verb), len(common) - len(others)
         raise UserError(
-            f"weights of another network than {request.base}, or under other names: {unlike} {kind}, and {alike} alike: "
-            f"{first_few(some)}",
+            f"weights of another network than {request.base}, or under other names: {unlike} {kind}, and "
+            f"{units.count(both)} {units.verb(both, 'are')} in both: {first_few(some)}",
             code="weights-do-not-fit",
             field="tuned",
             value=str(request.tuned),

@@ -159,12 +159,10 @@ def _tell_lengths(
             if fate is Fate.TAKEN and differs[number]:
                 fate, remark = Fate.NOT_POSSIBLE, f"{remark}; videos take longer lengths of other datasets too"
             outcomes.add(found.key, (fate, remark))
-        by_default = extraction_of(dataset, draft.settings) != "full" and not dataset.find(
-            draft.settings, "target_frames"
-        )
-        if sizing.is_video and by_default:
+        names_frames = dataset.find(draft.settings, "target_frames") is not None
+        if sizing.is_video and not names_frames and _extraction_of(dataset, draft.settings) != "full":
             remark = f"single frames of videos, the default of target_frames, are not trained: {_of_frames(sizing)}"
-            for folder in filter(None, (dataset.find(draft.settings, name) for name in FOLDERS)):
+            for folder in filter(None, (dataset.find(draft.settings, name) for name in _FOLDERS)):
                 outcomes.add(folder.key, (Fate.NOT_POSSIBLE, remark))
 
 
