@@ -178,7 +178,7 @@ def test_a_degree_must_divide_that_of_the_groups(tiny):
     with pytest.raises(UserError, match=r"groups of 4 ranks .* cannot be divided into groups of 3") as found:
         recipe_file.parse(by_bucket(tiny, [1, 1], [3, 4], parallel={"sequence_degree": 4})("bad"))
     assert found.value.field == "bucket.sequence_degree"
-    with pytest.raises(UserError, match="1 values for 2 frame counts"):
+    with pytest.raises(UserError, match="1 value for 2 frame counts"):
         recipe_file.parse(by_bucket(tiny, [1, 1], [4], parallel={"sequence_degree": 4})("bad"))
 
 

@@ -61,6 +61,9 @@ NOT_TYPED: dict[str, dict[str, str]] = {
         )
     },
     "docs/how-to/move-here.md": {'pip install ".[import]"': "installs from a package index"},
+    "docs/how-to/read-from-archives-and-buckets.md": {
+        "reelworks unpack hf://datasets/user/name -o pictures": "names a dataset of the hub; test_unpack has such files"
+    },
     "docs/how-to/store-latents.md": {"reelworks encode recipe.toml --engine ray": RAY},
     "docs/how-to/train-a-lora.md": {
         "reelworks new lora --weights FILE": "names an option",

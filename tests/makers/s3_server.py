@@ -29,7 +29,7 @@ def serve() -> Iterator[str]:
 
 
 def lead_to(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let clients find the server by variables."""
+    """Let clients that are made from now on find the server by variables."""
     for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": address}.items():
         monkeypatch.setenv(name, value)
 

@@ -18,20 +18,22 @@ if TYPE_CHECKING:
 
 @contextmanager
 def own(device: torch.device | None = None) -> Iterator[None]:
-    """Compute on a device, by default the current GPU, as in a process that has just loaded torch, and give back what the work changes.
+    """Compute as in a process that has just loaded torch, and give back what the work changes.
 
+    Generators of random numbers are given back of the CPU and of `device`, by default of the GPU if the program has used it.
     A notebook may have turned gradients off, be in `inference_mode` or under autocast, or have another default dtype or
     device. A training sets the number of threads, and random generators for each micro-batch. After an error the memory
     that the work took is free for the next.
     """
     import torch
 
+    is_used = device is not None or torch.cuda.is_initialized()  # to begin with a GPU takes seconds and its memory
     device = device or machine.default_device()
     with ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())
         stack.callback(torch.set_rng_state, torch.get_rng_state())
-        if device.type != "cpu":
+        if device.type != "cpu" and is_used:
             generators = torch.get_device_module(device)
             stack.callback(generators.set_rng_state, generators.get_rng_state())
         stack.callback(torch.set_num_threads, torch.get_num_threads())

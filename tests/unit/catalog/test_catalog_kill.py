@@ -150,6 +150,7 @@ def test_each_scan_knows_whether_the_one_before_it_died(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{}\n", b"\xff\x00\n", b'{"format": 2, "measures": []}\nabc\n'])
+@pytest.mark.quick_cases(2)
 def test_a_journal_of_something_else_is_not_used(data: Path, tmp_path: Path, content: bytes) -> None:
     catalog = tmp_path / "catalog"
     catalog.mkdir()

@@ -612,6 +612,7 @@ _BESIDE = [
 
 
 @pytest.mark.parametrize("lacking", [404, 410, 403, 200])
+@pytest.mark.quick_cases(2)
 def test_captions_beside_the_files_of_a_web_server_are_those_beside_the_same_files_here(
     lacking: int, faulty: type[_Faulty], cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -824,6 +825,7 @@ def test_a_storage_that_does_not_answer_has_not_lost_its_files(
 
 
 @pytest.mark.parametrize("kind", ["text/html; charset=utf-8", "application/octet-stream", ""])
+@pytest.mark.quick_cases(1)
 def test_a_page_to_sign_in_is_not_taken_for_the_file(
     kind: str, faulty: type[_Faulty], cache: Path, tmp_path: Path
 ) -> None:

@@ -188,6 +188,7 @@ def test_what_failed_before_is_made_good_by_the_next_checkpoint(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("torn", [False, True])
+@pytest.mark.quick_cases(1)
 def test_wherever_an_upload_dies_no_half_checkpoint_is_shown(tmp_path: Path, torn: bool) -> None:
     """For each call: if nothing happens from it on (or a half of it), what is shown is whole; the next start heals."""
     run = new_run(tmp_path / "run", 200, 300)

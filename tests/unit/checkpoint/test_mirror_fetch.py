@@ -314,6 +314,7 @@ def records(run: RunFolder) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.quick_cases(1)
 def test_wherever_a_push_dies_what_is_brought_back_is_whole(tmp_path: Path, mirrored: RunFolder, anew: bool) -> None:
     """For each call: each file is the former or the new one, nothing of the former is lost, and no catalogs are mixed."""
     former = records(mirrored)

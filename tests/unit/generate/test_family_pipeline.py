@@ -163,6 +163,7 @@ def test_a_clip_is_what_the_familys_pipeline_makes_by_hand(name, places):
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation")
 @pytest.mark.parametrize("name", CALLS)
+@pytest.mark.quick_cases(6)
 def test_a_guidance_scale_of_1_is_none_in_every_pipeline(name, places):
     """A picture goes through the network once a step, also where the pipeline itself counts from 0."""
     recipe, options = recipe_for(name, places(name)), options_for(name)

@@ -131,6 +131,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda one: f"{one.type}-{one.text_encoders}")
+@pytest.mark.quick_cases(4)
 def test_each_way_that_the_end_of_a_training_tells_loads_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: LoraConfig
 ) -> None:

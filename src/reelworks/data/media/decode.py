@@ -289,7 +289,7 @@ def _chosen(request: Request, total: int, seconds: Callable[[], NDArray[np.float
         indices = np.searchsorted(times - times[0], indices / rate.fps + _ROUNDING_SECONDS, side="right") - 1
     indices += request.first_frame
     if indices.max() >= total:
-        raise MediaError(f"the file has {total} frames, {int(indices.max()) + 1} are needed")
+        raise MediaError(f"the file has {units.plural(total, 'frame')}, {int(indices.max()) + 1} are needed")
     return indices
 
 
@@ -306,7 +306,7 @@ def _places(request: Request, count: int) -> NDArray[np.int64]:
     if request.thinned:
         places = places[np.linspace(0, wanted - 1, request.shape.num_frames).round().astype(np.int64)]
     if places.max() >= most and (request.num_frames is not None or request.at_rate is not None):
-        raise MediaError(f"the clip has {most} frames, {int(places.max()) + 1} are needed")
+        raise MediaError(f"the clip has {units.plural(most, 'frame')}, {int(places.max()) + 1} are needed")
     return places
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from reelworks.core import units
 from reelworks.data.catalog.scan.source_files import STATE, Listing
 from reelworks.data.catalog.store.rows import CatalogRows
 from reelworks.data.catalog.store.schema import as_numpy
@@ -123,7 +124,7 @@ def _listed(times: FrameTimes, clip: str) -> tuple[int, int]:
         start, end = int(first), int(last) if last else total
         if start >= total or end > total:
             raise ProbeError(
-                f"the clip has frames {start} to {max(end, start + 1) - 1}, but the file has {total} frames"
+                f"the clip has frames {start} to {max(end, start + 1) - 1}, but the file has {units.plural(total, 'frame')}"
             )
     if start >= end:
         raise ProbeError(f"no frame is shown from {first} to {last}")

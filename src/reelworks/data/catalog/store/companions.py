@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.core import digests
+from reelworks.core import digests, units
 from reelworks.core.arrays import I64, Mask
 from reelworks.core.errors import UserError
 from reelworks.data.catalog import sources as sources_of
@@ -68,7 +68,7 @@ class CompanionMatches:
             Problem.SEVERAL: "is not the only file of that name",
             Problem.UNREADABLE: f"is unusable: {rows.error[row].as_py()}",
             Problem.CLIP_FOR_PICTURE: "is a video, but the clip is a picture",
-            Problem.SHORTER: f"has {rows.num_frames[row]} frames, the clip {clips.first_frame[index] + clips.num_frames[index]}",
+            Problem.SHORTER: f"has {units.plural(int(rows.num_frames[row]), 'frame')}, the clip {clips.first_frame[index] + clips.num_frames[index]}",
             Problem.OTHER_RATE: f"has {rows.fps[row]:g} frames a second, the clip {clips.fps[index]:g}",
             Problem.OTHER_ASPECT: f"is {rows.width[row]} × {rows.height[row]} pixels, "
             f"the clip {clips.width[index]} × {clips.height[index]}",
