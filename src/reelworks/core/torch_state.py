@@ -27,7 +27,8 @@ def own(device: torch.device | None = None) -> Iterator[None]:
     """
     import torch
 
-    is_used = device is not None or torch.cuda.is_initialized()  # to begin with a GPU takes seconds and its memory
+    # To begin with a GPU takes seconds, and memory of it.
+    is_used = device is not None or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     device = device or machine.default_device()
     with ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
