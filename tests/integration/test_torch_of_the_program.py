@@ -34,9 +34,8 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 SET: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-    "autocast-off": lambda: torch.autocast(
-        "cpu", enabled=False
-    ),  # in it, those inside would go on with weights of the first step
+    # In it, those inside would go on with weights of the first step.
+    "autocast-off": lambda: torch.autocast("cpu", enabled=False),
     "no-gradients": torch.no_grad,
     "inference-mode": torch.inference_mode,
     "float64": lambda: default_dtype(torch.float64),
