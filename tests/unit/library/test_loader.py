@@ -77,7 +77,7 @@ def test_new_files_and_other_buckets_lose_and_repeat_nothing(footage: Path, tmp_
     again = rw.Loader(dataset_of(footage, wider), micro_batches_per_step=1, record_to=run)
     gone = {key for key in found if key[0] not in set(again.dataset.rows.uid.tolist())}
     again.load_state_dict(state)
-    assert "1 clips added, 1 removed" in again.changes[0]
+    assert "1 clip added, 1 removed" in again.changes[0]
     found.update(epoch_of([again]))
     assert set(found.values()) == {1}
     assert found.keys() - gone == {(uid, 0) for uid in again.dataset.rows.uid.tolist()}

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refused import refused
 
-from reelworks.core import hash_rng
+from reelworks.core import hash_rng, units
 from reelworks.data.catalog.store import compact
 from reelworks.data.loader import position, resume, segment_record
 from reelworks.data.run import records
@@ -200,9 +200,9 @@ def test_a_change_is_told_and_begins_a_segment(training: Training) -> None:
     picture(training, "new.png")
     batch_size(training, 2)
     said = training.resume(training.save())
-    assert said[0] == "catalog: 1 clips added, 0 removed, 0 changed"
+    assert said[0] == "catalog: 1 clip added, 0 removed, 0 changed"
     assert "batch sizes" in said[1]
-    assert said[2] == f"epoch 0: {done} clips done, {10 - done} left in 1 new steps"
+    assert said[2] == f"epoch 0: {units.plural(done, 'clip')} done, {10 - done} left in 1 new step"
     assert (training.position.segment, training.position.plan_step, training.position.global_step) == (1, 0, 1)
     assert records.keys(training.run) == [(0, 0, 0), (0, 0, 1)]
     training.check_end()
@@ -521,7 +521,7 @@ def test_a_clip_that_an_epoch_did_not_have_is_known_from_one_before(training: Tr
     rename(training, "film")
     picture(training, "03.png", grey=3)
     changes = training.resume(training.save())
-    assert "1 clips added, 0 removed" in changes[0]
+    assert "1 clip added, 0 removed" in changes[0]
     now = training.data.rows
     first = [hash_rng.hash_int("data", name) for name in now.path.to_pylist()]
     keys = training.position.aliases.keys(now.ordinal, now.uid).tolist()
@@ -544,7 +544,7 @@ def test_of_earlier_epochs_a_record_is_read_only_for_clips_that_are_gone(
     asked: list[records.Key] = []
     read = records.read
     monkeypatch.setattr(records, "read", lambda run, key, plan=None: (asked.append(key), read(run, key, plan))[1])
-    assert "1 clips added, 0 removed" in training.resume(training.save())[0]
+    assert "1 clip added, 0 removed" in training.resume(training.save())[0]
     assert set(asked) == {(0, 3, 0), (0, 1, 0)}
 
 

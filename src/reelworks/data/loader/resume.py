@@ -257,7 +257,7 @@ def _difference(
 ) -> list[str]:
     lines = []
     if cursor.catalog != data.digest:
-        changes = f"{identity.added} clips added, {identity.removed} removed, {identity.edited} changed"
+        changes = f"{units.plural(identity.added, 'clip')} added, {identity.removed} removed, {identity.edited} changed"
         if not (identity.added or identity.removed or identity.edited or identity.renamed):
             changes = "the same clips; their place, their order, their measures or their companions changed"
         lines = [f"catalog: {changes}", *identity.lines(data.spec.data.renamed_clips)]
@@ -266,7 +266,8 @@ def _difference(
         lines.append(
             "buckets, batch sizes, costs, dataset settings, micro-batches per step or the seed are not the checkpoint's"
         )
-    lines.append(f"epoch {cursor.epoch}: {done} clips done, {rest.planned} left in {rest.num_steps} new steps")
+    clips, steps = units.plural(done, "clip"), units.plural(rest.num_steps, "new step")
+    lines.append(f"epoch {cursor.epoch}: {clips} done, {rest.planned} left in {steps}")
     return lines
 
 
