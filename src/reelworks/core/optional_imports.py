@@ -102,8 +102,8 @@ def importing() -> Iterator[None]:
 
 @functools.cache
 def _silent(name: str) -> Any:
-    hub: Any = importlib.import_module("huggingface_hub")
-    draws = not hub.utils.are_progress_bars_disabled()
+    bars: Any = importlib.import_module("huggingface_hub.utils")
+    draws = not bars.are_progress_bars_disabled()
     with importing():
         module: Any = importlib.import_module(name)
     told = module.utils.logging
@@ -111,7 +111,7 @@ def _silent(name: str) -> Any:
         told.set_verbosity_error()
     told.disable_progress_bar()
     if draws:
-        hub.utils.enable_progress_bars()  # of downloads, which transformers turned off too
+        bars.enable_progress_bars()  # of downloads, which transformers turned off too
     return module
 
 
