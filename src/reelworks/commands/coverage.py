@@ -14,7 +14,7 @@ from reelworks.core import units
 from reelworks.core.errors import UserError
 
 if TYPE_CHECKING:
-    from reelworks.training.coverage.coverage import ClipEpoch, CoverageReport, EpochCoverage
+    from reelworks.training.coverage.coverage import CoverageReport, EpochCoverage
 
 _ACCOUNT = ("trained", "failed", "skipped", "not_yet")
 
@@ -76,7 +76,9 @@ def _print_coverage(report: CoverageReport, *, has_copies: bool) -> None:
     for clip in report.clips:
         show.line(f"\n{clip.path}" + (f" (copy {clip.copy})" if has_copies else ""))
         for one in clip.epochs:
-            show.line(f"  epoch {history.epoch_name(one.epoch, one.data_restarts, one.stage)}: {_became(one)}")
+            became = one.became.replace("_", " ") + (f" (step {one.step})" if one.step is not None else "")
+            reason = f": {one.reason}" if one.reason is not None else ""
+            show.line(f"  epoch {history.epoch_name(one.epoch, one.data_restarts, one.stage)}: {became}{reason}")
 
 
 def _account(epoch: EpochCoverage) -> str:
@@ -89,8 +91,3 @@ def _account(epoch: EpochCoverage) -> str:
         when = datetime.fromtimestamp(epoch.pruned).strftime("%Y-%m-%d %H:%M")
         return f"{text}; its record was removed on {when} to stay within coverage.max_disk"
     return text + "; adds up" if epoch.adds_up else text.replace(" = ", " against ", 1) + "; does NOT add up"
-
-
-def _became(one: ClipEpoch) -> str:
-    step = f" (step {one.step})" if one.step is not None else ""
-    return one.became.replace("_", " ") + step + (f": {one.reason}" if one.reason is not None else "")

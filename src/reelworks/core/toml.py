@@ -36,19 +36,20 @@ def parse(text: str) -> dict[str, Any]:
         raise TomlError(str(error), text) from None
     level: list[Any] = [values]
     for _ in range(_DEEPEST):
+        inner = list[Any]()
         for value in level:
             if isinstance(value, str) and _DRIVE.match(value):
                 raise TomlError(f"Unescaped '\\' in the path {value!r}: the letter behind it is lost")
-        level = [inner for value in level for inner in _inside(value)]
-        if not level:
+            if isinstance(value, dict):
+                inner += value.values()
+            elif isinstance(value, list):
+                inner += value
+        if not inner:
             return values
+        level = inner
     raise TomlError("it is nested too deeply")
 
 
 def beside(module: str, name: str) -> dict[str, Any]:
     """Return the values of a file of this program that lies beside a module, which is given by its `__file__`."""
     return parse(Path(module).with_name(name).read_text(encoding="utf-8"))
-
-
-def _inside(value: Any) -> list[Any]:
-    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []

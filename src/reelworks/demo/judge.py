@@ -100,15 +100,12 @@ def _shape_of_frame(mask_HW: Mask) -> str | None:
     box = Image.fromarray(mask_HW[top:bottom, left:right].astype(np.uint8) * 255)
     scaled = np.asarray(box.resize((_CELLS, _CELLS), Image.Resampling.BOX)) > 127
     squareness = min(height, width) / max(height, width)
-    overlaps = {name: squareness * _overlap(scaled, drawn) for name, drawn in _drawn().items()}
+    shares = {name: (scaled & drawn).sum() / (scaled | drawn).sum() for name, drawn in _drawn().items()}
+    overlaps = {name: squareness * float(share) for name, share in shares.items()}
     best, second = sorted(overlaps.values(), reverse=True)[:2]
     if best < _LEAST_OVERLAP or best - second < _LEAST_LEAD:
         return None
     return max(overlaps, key=lambda name: overlaps[name])
-
-
-def _overlap(one: Mask, other: Mask) -> float:
-    return float((one & other).sum() / (one | other).sum())
 
 
 @cache

@@ -155,13 +155,10 @@ class _Reader:
             for command in self.script.commands[-1:]:
                 command.unread.append(f'"{statement[:60]}" below it, which is no part of it: no ` is at the end before')
         else:
-            stages = [*_split(pieces, re.compile(r"\||&&|\|\|"))]
-            values = [self._stage("".join(stage).strip()) for stage in stages]
+            stages = ["".join(stage).strip() for stage in _split(pieces, re.compile(r"\||&&|\|\|"))]
+            values = [self.value(text) if _EXPRESSION.match(text) else self._command(text) for text in stages]
             return values if len(stages) == 1 else [Unknown(statement, "is not followed", "--" in statement)]
         return []
-
-    def _stage(self, text: str) -> Any:
-        return self.value(text) if _EXPRESSION.match(text) else self._command(text)
 
     def _assign(self, kind: str, variable: str, sign: str, text: str) -> None:
         name, value = _key(variable), self.value(text)

@@ -80,11 +80,7 @@ def fitting(known: Mapping[str, T], name: Any) -> T:
     raise ValueError("no such name")
 
 
-def _case(value: Any, draft: ImportDraft, known: Mapping[str, Rule]) -> Outcome:
-    return fitting(known, value)(value, draft)
-
-
-_KINDS: dict[str, Kind] = rules.KINDS | {"cases": _case}
+_KINDS: dict[str, Kind] = rules.KINDS | {"cases": lambda value, draft, known: fitting(known, value)(value, draft)}
 
 
 def _if(is_stopped: Callable[[Any, ImportDraft], bool]) -> _Stop:
@@ -97,14 +93,9 @@ def _by(is_stopped: Callable[[Any, Any, ImportDraft], bool]) -> _Stop:
     return lambda told, value, draft: next((why for why, of in told.items() if is_stopped(of, value, draft)), None)
 
 
-def _needs(told: Mapping[str, str], value: Any, draft: ImportDraft) -> str | None:
-    """Stop if the recipe lacks one of some keys."""
-    return next((why for key, why in told.items() if not draft.get(key)), None)
-
-
-def _given(told: Mapping[str, str], value: Any, draft: ImportDraft) -> str | None:
-    """Stop if one of some other settings is given, and not off."""
-    return next((why for key, why in told.items() if draft.beside(key)), None)
+def _by_key(is_stopped: Callable[[str, ImportDraft], bool]) -> _Stop:
+    """Stop for the reason that the table has beside the first key for which something holds."""
+    return lambda told, _, draft: next((why for key, why in told.items() if is_stopped(key, draft)), None)
 
 
 def _are(wanted: Mapping[str, Sequence[Any]], draft: ImportDraft) -> list[bool]:
@@ -141,7 +132,7 @@ _STOPS: dict[str, tuple[Fate, _Stop]] = {
     "models": (Fate.NO_MEANING, _by(lambda starts, value, draft: not datasets.is_model(draft, starts))),
     "not_models": (Fate.NO_MEANING, _by(lambda starts, value, draft: datasets.is_model(draft, starts))),
     # What the recipe became: it lacks a key, has another adapter, has other values than some, or has one of some.
-    "needs": (Fate.NO_MEANING, _needs),
+    "needs": (Fate.NO_MEANING, _by_key(lambda key, draft: not draft.get(key))),
     "lora": (Fate.NO_MEANING, _by(lambda types, value, draft: draft.get("lora.type") not in types)),
     "not_lora": (Fate.NO_MEANING, _by(lambda types, value, draft: draft.get("lora.type") in types)),
     "where": (Fate.NO_MEANING, _by(lambda wanted, value, draft: not all(_became(wanted, draft)))),
@@ -152,7 +143,7 @@ _STOPS: dict[str, tuple[Fate, _Stop]] = {
         Fate.NO_MEANING,
         lambda told, _, draft: None if draft.beside(told) else f"it belongs to {told.rpartition('.')[2]}",
     ),
-    "given": (Fate.NO_MEANING, _given),
+    "given": (Fate.NO_MEANING, _by_key(lambda key, draft: bool(draft.beside(key)))),
     "with": (Fate.NO_MEANING, _by(lambda wanted, value, draft: not all(_are(wanted, draft)))),
     "without": (Fate.NO_MEANING, _by(lambda wanted, value, draft: any(_are(wanted, draft)))),
 }

@@ -126,7 +126,9 @@ def words_of(table: ClipLosses) -> ClipWords:
     if known.sum() < FEWEST_PEERS:
         shares = np.minimum(shares, 1)
     word = np.full(len(table), Word.LEARNT, np.int8)
-    word[_falls(table)] = Word.STILL_LEARNING
+    # Their own losses beside the usual one, and the usual one with the course of the run.
+    lately = table.about.usual_change(np.array([(table.about.step + 1) // 2]))
+    word[table.recent - table.longer + lately < -STILL_FALLING] = Word.STILL_LEARNING
     for fault, share in zip((Word.MEMORISED, Word.NOT_LEARNT, Word.WITHOUT_EFFECT), shares[2::-1], strict=True):
         word[share > 1] = fault
     word[~known] = Word.TOO_EARLY
@@ -187,12 +189,6 @@ def deviations(values: NDArray[np.floating], among: NDArray[np.floating], least:
         tail = float(np.quantile(sign * others, 1 - TAIL)) / TAIL_DEVIATIONS
         sides.append(max(NORMAL * float(np.median(np.abs(half))), tail, least))
     return np.asarray(apart / np.where(apart > 0, *sides), np.float64)
-
-
-def _falls(table: ClipLosses) -> NDArray[np.bool_]:
-    """Return which clips' losses still fall: their own beside the usual one, and the usual one with the course of the run."""
-    lately = table.about.usual_change(np.array([(table.about.step + 1) // 2]))
-    return np.asarray(table.recent - table.longer + lately < -STILL_FALLING)
 
 
 @dataclass(frozen=True)

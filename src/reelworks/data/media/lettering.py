@@ -109,14 +109,11 @@ def _opened(path: Path, size_px: int) -> Font | None:
 def _paths() -> tuple[Path, ...]:
     """Return fonts of the system, those of many scripts first."""
     found = [path for folder in _folders() for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES]
+    words = {path: path.stem.lower().replace("-", "").replace(" ", "") for path in found}
     plain = sorted(
-        found, key=lambda path: (not any(word in _word(path) for word in _MANY_SCRIPTS), len(path.name), path)
+        found, key=lambda path: (not any(word in words[path] for word in _MANY_SCRIPTS), len(path.name), path)
     )
     return tuple(plain[:_MOST_FONTS])
-
-
-def _word(path: Path) -> str:
-    return path.stem.lower().replace("-", "").replace(" ", "")
 
 
 def _folders() -> list[Path]:

@@ -96,7 +96,8 @@ def read(
     values = dict(_spread(values))
     if dataset is not None:
         values |= files.flatten(_table(dataset))
-    return FormerSettings({key: _without_secret(key, value) for key, value in values.items()}, unread)
+    values |= {key: "(hidden)" for key, value in values.items() if _SECRET.search(key) and value}
+    return FormerSettings(values, unread)
 
 
 def _table(file: ConfigFile) -> dict[str, Any]:
@@ -157,10 +158,6 @@ def _spread(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for number, pair in enumerate(pairs or [value]):
             key, equals, text = str(pair).partition("=")
             yield (f"{name}.{key.strip()}", files.plain(text.strip())) if equals else (f"{name}.{number}", pair)
-
-
-def _without_secret(key: str, value: Any) -> Any:
-    return "(hidden)" if _SECRET.search(key) and value else value
 
 
 def has_arguments(settings: FormerSettings) -> bool:

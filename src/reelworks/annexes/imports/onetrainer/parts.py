@@ -164,7 +164,8 @@ _OF_DENOISER = tables.read("onetrainer", "parts", sys.modules[__name__])
 def of_parts() -> dict[str, Rule]:
     """Return the rules of what a config says of each part."""
     found = dict.fromkeys((f"{part}.{field}" for part in PARTS for field in _OF_DENOISER), _of_part)
-    return found | dict.fromkeys((f"{part}.__version" for part in PARTS), _version)
+    version = (Fate.NO_MEANING, "the version of the table")
+    return found | dict.fromkeys((f"{part}.__version" for part in PARTS), lambda *_: version)
 
 
 def _of_part(value: Any, draft: ImportDraft) -> Outcome:
@@ -175,7 +176,3 @@ def _of_part(value: Any, draft: ImportDraft) -> Outcome:
         return _OF_TEXT[field](value, draft)
     is_there = part in (*model.texts, "vae")
     return _OF_RELEASE if is_there else (Fate.NO_MEANING, "it is no part of this model")
-
-
-def _version(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.NO_MEANING, "the version of the table"
