@@ -245,7 +245,7 @@ def checked_value(name: str, value: Any, kind: Kind) -> Any:
         f"not {kind.meaning}" if plain else f"{_with_article(type(value))}, not {kind.meaning}",
         code="argument-invalid",
         field=name,
-        value=value if plain else None if value is None else _Short(value),
+        value=value if plain or value is None else _Short(value),
         remedy=kind.remedy or f"give {kind.meaning}",
     )
 

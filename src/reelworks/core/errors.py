@@ -39,7 +39,9 @@ class UserError(CommonError, ValueError):
         problem, remedy = (_LONG_WORD.sub(lambda word: shortened(word[0]), text) for text in (problem, remedy))
         field = None if field is None else shortened(field)
         self.field, self.problem, self.remedy = field, problem, remedy
-        where = "" if field is None else f"{field} = {shown(self.value)}: " if self.value is not None else f"{field}: "
+        where = "" if field is None else f"{field}: "
+        if field is not None and self.value is not None:
+            where = f"{field} = {shown(self.value)}: "
         self.args = (f"{where}{problem}\n  remedy: {remedy}",)
 
     def to_json(self) -> dict[str, Any]:

@@ -131,8 +131,9 @@ def to_terminal(*, speaks: bool = True, stderr: bool = False, quiet: bool = Fals
     the answer of a command; warnings alone if `quiet`.
     """
     former_level, former_propagate = logger.level, logger.propagate
-    handler = None if logger.handlers else TerminalHandler(stderr=stderr) if speaks else logging.NullHandler()
-    if handler is not None:
+    handler: logging.Handler | None = None
+    if not logger.handlers:
+        handler = TerminalHandler(stderr=stderr) if speaks else logging.NullHandler()
         handler.setLevel(logging.WARNING if quiet else logging.NOTSET)
         logger.addHandler(handler)
         logger.propagate = False

@@ -253,7 +253,9 @@ def what_ended(code: int) -> str | None:
 
 def exit_code(code: int) -> int:
     """Return the code of a launcher whose process ended with this one: 128 + N for signal N, and 1 for an error of Windows."""
-    return 1 if code >= _LEAST_ERROR else code if code >= 0 else 128 - code
+    if code < 0:
+        return 128 - code
+    return 1 if code >= _LEAST_ERROR else code
 
 
 def peak_bytes() -> int:

@@ -335,8 +335,10 @@ def _placeholder_length(recipe: Recipe, estimate: Estimate, gpu: Gpu) -> tuple[i
     square = next((b for b in buckets if b.ratio == "1:1"), buckets[0])
     passes = -(-survey.PLACEHOLDER.clips // square.batch_size)
     of_epoch = -(-passes // plan_forecast.step_shape(recipe, 1)[0])
-    steps, most = of_epoch * (recipe.train.max_epochs or 1), recipe.train.max_steps
-    steps = steps if most is None else most if recipe.train.max_epochs is None else min(steps, most)
+    epochs, most = recipe.train.max_epochs, recipe.train.max_steps
+    steps = of_epoch * (epochs or 1)
+    if most is not None:
+        steps = most if epochs is None else min(steps, most)
     return steps, passes / of_epoch * estimate.seconds(square.name, gpu) + estimate.update_seconds(gpu)
 
 

@@ -77,7 +77,7 @@ def survey(
             field="--data",
             remedy="run `reelworks scan DIR -o CATALOG`, which reports the reason for each file",
         )
-    taken = good.is_video if not takes_pictures else ~good.is_video if not takes_clips else np.ones(len(good), np.bool_)
+    taken = np.where(good.is_video, takes_clips, takes_pictures)
     taken = taken | (not taken.any())  # of one kind alone: whoever asks tells that the model does not take it
     left_out, good = good.take(~taken), good.take(taken)
     video = good.is_video

@@ -209,7 +209,9 @@ def _write(request: PublishRequest, source: _Source, folder: Path) -> tuple[list
     weights = _write_weights(request, source, folder, base)
     previews, preview_step = _write_previews(source, folder)
     named = (request.license or "").strip() or source.recipe.model.license
-    licence = Licence.named(named) if named else None if base is None else hub_repository.licence_of(base)
+    licence = Licence.named(named) if named else None
+    if not named and base is not None:
+        licence = hub_repository.licence_of(base)
     trigger = request.trigger or card.trigger_of(source.recipe)
     if licence is None:
         notes.append("the licence is not known: name it with --license")

@@ -414,7 +414,9 @@ def _as_text(value: Any) -> str:
         return Partly(value.source, value._replace(has_options=False))
     if isinstance(value, float):
         return str(value).upper().removesuffix(".0")
-    return value if isinstance(value, str) else "" if value is None else str(value)
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else str(value)
 
 
 def _item(value: Any) -> Any:
@@ -477,7 +479,8 @@ def _compared(a: Any, sign: str, b: Any) -> bool | None:
     if isinstance(a, str) and sign not in ("eq", "ne") and not re.fullmatch(r"[0-9a-z.]*", a + b):
         return None  # the order of other letters is that of a language
     try:
-        b = b if isinstance(a, str) else bool(b) if isinstance(a, bool) else float(b or 0)
+        if not isinstance(a, str):
+            b = bool(b) if isinstance(a, bool) else float(b or 0)
     except ValueError:
         return {"eq": False, "ne": True}.get(sign)
     return bool(getattr(operator, sign)(a, b))

@@ -62,7 +62,9 @@ def joined(texts: Iterable[str | Unknown], between: str = "") -> str:
 
 def decided(held: Sequence[bool | None], *, by: bool) -> bool | None:
     """Return whether conditions hold together, of which one that is `by` decides; None if that is unknown."""
-    return by if by in held else None if None in held else not by
+    if by in held:
+        return by
+    return None if None in held else not by
 
 
 def entered(now: Value, words: Sequence[str], source: str) -> Value:

@@ -82,8 +82,9 @@ def _part_of(source: Path) -> str | None:
     """Return the folder of the network in a pipeline, or on the hub; None for a file or a plain folder."""
     if not source.exists():
         return "transformer"
-    is_pipeline = (source / "model_index.json").is_file()
-    return ("unet" if (source / "unet").is_dir() else "transformer") if is_pipeline else None
+    if not (source / "model_index.json").is_file():
+        return None
+    return "unet" if (source / "unet").is_dir() else "transformer"
 
 
 def _require_numbers(facts: Mapping[str, TensorFacts]) -> None:

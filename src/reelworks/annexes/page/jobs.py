@@ -168,7 +168,9 @@ class Jobs:
             return "\n".join(lines[errors[-1] : errors[-1] + 6])
         if job.state != "failed":
             return ""
-        return _VANISHED if job.code is None else lines[-1] if lines else ""
+        if job.code is None:
+            return _VANISHED
+        return lines[-1] if lines else ""
 
     def _work(self) -> None:
         while not self._stop.wait(_POLL_SECONDS):

@@ -148,7 +148,7 @@ class Library:
             row = {"key": key, "kind": "recipe", "name": Path(path).stem, "path": path, "clips": None, "changed": 0.0}
             return row | {"state": "error"} | error.to_json(), None
         named = source.file if source.kind == "recipe" else source.catalog
-        name = named.stem if source.kind == "recipe" else named.parent.name if source.kind == "run" else named.name
+        name = {"recipe": named.stem, "run": named.parent.name}.get(source.kind, named.name)
         about = {"key": key, "kind": source.kind, "name": text_of(name), "path": self._workspace.label(named)}
         if not source.has_catalog:
             return about | {"state": "none", "clips": None, "changed": 0.0}, source.catalog

@@ -64,8 +64,9 @@ class Source:
         if not is_list:
             return cls(name, Path() if url else file, url=storages.trimmed(str(path)) if url else None)
         address = storages.trimmed(str(root)) if root is not None and (url or storages.is_url(str(root))) else folder
-        place = Path() if url else file.parent if address or root is None else Path(root)
-        return cls(name, place, Location(str(path), last) if url else file, address or None)
+        if url:
+            return cls(name, Path(), Location(str(path), last), address or None)
+        return cls(name, file.parent if address or root is None else Path(root), file, address or None)
 
     @property
     def address(self) -> str:

@@ -63,5 +63,4 @@ def source_of(name: str) -> str:
 
 def named(values: str | list[str] | tuple[str, ...] | None) -> dict[str, str]:
     """Return folders or files of sources by name, in order; one may be given without a list."""
-    given = [] if values is None else [values] if isinstance(values, str) else list(values)
-    return dict(zip(SOURCES, given, strict=False))
+    return dict(zip(SOURCES, [values] if isinstance(values, str) else values or (), strict=False))

@@ -327,8 +327,11 @@ _DECODE: dict[str, Callable[[TreeDecoder, Node], Any]] = {
 
 def leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
     """Yield all nodes without further nodes in them, with the keys and indices that lead there; objects add none."""
-    tag = next(iter(node), "") if isinstance(node, dict) else ""
-    inside = [*enumerate(node)] if isinstance(node, list) else [*_INNER[tag](node[tag])] if tag in _INNER else []
+    inside = list[Any]()
+    if isinstance(node, list):
+        inside = [*enumerate(node)]
+    elif isinstance(node, dict) and (tag := next(iter(node), "")) in _INNER:
+        inside = [*_INNER[tag](node[tag])]
     for key, inner in inside:
         yield from leaves(inner, path if key is _SAME_PLACE else (*path, key))
     if not inside:

@@ -233,8 +233,11 @@ def fingerprint(file: MediaPath) -> str:
 
     The version of a copy is that of the remote file. A range has none: an archive to which others are added is not another.
     """
-    in_archive = isinstance(file, Location) and file.start is not None
-    version = None if in_archive else file.version if isinstance(file, Location) else stamp(file)[1]
+    version = None
+    if not isinstance(file, Location):
+        version = stamp(file)[1]
+    elif file.start is None:
+        version = file.version
     with opened(file) as content:
         return digests.fingerprint(content, version)
 

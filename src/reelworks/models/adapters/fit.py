@@ -50,16 +50,17 @@ def fit_to_network(
     pasted = "".join(f"\n    {line}" for line in lines)
     ranks = ", ".join(map(str, sorted(fit.ranks)))
     if fit.ranks - {config.rank} and (lines or family is None or len(fit.ranks) > 1):
+        remedy = f"set it to {ranks}"
+        if len(fit.ranks) > 1:
+            remedy = f"name another file, or lower all ranks to {min(fit.ranks)} with `reelworks lora resize`"
+        if lines:
+            remedy = f"set in [lora], as the file was trained:{pasted}"
         raise UserError(
             f"lora.weights has rank {ranks}{', and all layers must have one' if len(fit.ranks) > 1 else ''}",
             code="lora-settings-differ",
             field="lora.rank",
             value=config.rank,
-            remedy=f"set in [lora], as the file was trained:{pasted}"
-            if lines
-            else f"set it to {ranks}"
-            if len(fit.ranks) == 1
-            else f"name another file, or lower all ranks to {min(fit.ranks)} with `reelworks lora resize`",
+            remedy=remedy,
         )
     shapes, total = weights.shapes_of(tensors), len(inject.parts(own))
     if not identify.is_lora(shapes):

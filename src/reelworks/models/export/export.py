@@ -93,7 +93,7 @@ def stored_weights(path: Path, state: StoredState, weights: Weights) -> dict[str
         for place, leaf in tree.leaves(state.node(part, 0)):
             if (key := tree.tensor_of(leaf)) is not None:
                 parts[part][str(place[-1])] = CheckpointTensor(key, state.tensors[key].dtype, state.tensors[key].shape)
-    missing = "model" if not parts["model"] else weights if not parts[weights] else None
+    missing = next((part for part in ("model", weights) if not parts[part]), None)
     if missing:
         raise UserError(
             "the checkpoint has no " + ("averaged weights" if missing == "ema" else "weights"),

@@ -94,8 +94,8 @@ def storage_faults(module: nn.Module, contract: Contract, units: Sequence[nn.Mod
     """
     products = {id(p) for child in module.modules() if isinstance(child, PRODUCTS) for p in child.parameters()}
     for name, parameter in module.named_parameters():
-        trained, frozen = parameter.requires_grad, contract.master is None
-        allowed = {contract.storage, contract.master if trained else torch.float32 if frozen else None}
+        trained, of_frozen = parameter.requires_grad, torch.float32 if contract.master is None else None
+        allowed = {contract.storage, contract.master if trained else of_frozen}
         if contract.base is not None and not trained and id(parameter) in products:
             allowed.add(contract.compute)
         if parameter.is_floating_point() and parameter.dtype not in allowed:

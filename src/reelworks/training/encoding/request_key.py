@@ -248,7 +248,7 @@ class Keys:
         """Return the embedding of a caption, which may depend on the frames of values in their order."""
         encoder = self.ids.text
         keys = [each.key for each in (shown or {}).values()]
-        seen = keys if len(keys) > 1 else keys[0] if keys else None
+        seen = keys if len(keys) > 1 else next(iter(keys), None)
         return Wanted(digests.digest_json([TEXT, encoder, caption, seen]), TEXT, encoder, "", caption, "")
 
     def seen(self, wanted: Mapping[str, Wanted]) -> dict[str, Wanted]:

@@ -86,7 +86,8 @@ def _control(value: Any, draft: ImportDraft) -> Outcome:
     number = draft.numbers[0]
     own = draft.settings.get(f"datasets.{number}.control_path")
     numbered = [draft.settings.get(f"datasets.{number}.control_path_{i}") for i in (1, 2, 3)]
-    folders = [folder for folder in (numbered if any(numbered) else own if isinstance(own, list) else [own]) if folder]
+    of_one_key = own if isinstance(own, list) else [own]
+    folders = [folder for folder in (numbered if any(numbered) else of_one_key) if folder]
     return datasets.set_companions(draft, number, folders, "control pictures") if folders else (Fate.DEFAULT, "none")
 
 

@@ -74,8 +74,8 @@ class ArchiveHeaders(NamedTuple):
 
 
 def _header(member: tarfile.TarInfo) -> MemberHeader:
-    is_whole = member.isreg() and not member.issparse()
-    kind = "file" if is_whole else "folder" if member.isdir() else "link" if member.islnk() else ""
+    kinds = {"file": member.isreg() and not member.issparse(), "folder": member.isdir(), "link": member.islnk()}
+    kind = next((name for name, is_so in kinds.items() if is_so), "")
     return MemberHeader(member.name, member.size, member.offset_data, kind, member.linkname)
 
 

@@ -108,7 +108,9 @@ class CatalogRows(CatalogColumns):
         if name.startswith(SCORE) and name.removeprefix(SCORE) not in self.scores:
             return None
         value = self.column(name)[index]
-        return value.as_py() if schema.is_text(name) else None if np.isnan(value) else value
+        if schema.is_text(name):
+            return value.as_py()
+        return None if np.isnan(value) else value
 
     def release(self, *names: str) -> None:
         """Unmap columns that are mapped, until they are used again; others stay in memory."""
