@@ -106,7 +106,7 @@ _refused("unquoted_commas", _rows(*["a man, walking"] * 4), "line 2 has 3 cells 
 _refused("short_row", "path,text,aes\n0.png,a,1\n1.png,b\n2.png,c,1\n", "line 3 has 2 cells")
 _refused("unquoted_line_break", _rows("a", "b\nc", "d", "e"), "line 4 has 1 cell")
 _refused("twice", _rows() + "0.png,other\n", "0.png in rows 1, 5")
-_refused("without_rows", "path,text\n", "none of the 0 files")
+_refused("without_rows", "path,text\n", "the list has no rows")
 _refused("empty", "", "cannot be read")
 
 # Quotes.

@@ -207,7 +207,7 @@ def test_the_command_on_folders_and_results_of_vbench(typed: Any, tmp_path: Path
     vbench = tmp_path / "a_eval_results.json"
     vbench.write_text('{"dynamic_degree": [0.25, []]}', encoding="utf-8")
     told, code = typed("eval", "--generated", footage, "--reference", footage, "--vbench", vbench, "--json")
-    assert code == 0
+    assert code == 0, told
     value = json.loads(told)
     found = {metric["name"]: metric for metric in value["metrics"]}
     assert found["psnr"]["value"] == 100.0

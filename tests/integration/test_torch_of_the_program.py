@@ -73,6 +73,11 @@ def test_ranks_compute_by_the_defaults_of_torch_and_give_back_what_they_change(n
         assert of_program() == before
 
 
+def test_backward_passes_run_in_the_thread_that_a_program_has_chosen() -> None:
+    with torch.autograd.set_multithreading_enabled(False), mesh.join():
+        assert not torch._C._is_multithreading_enabled()
+
+
 def test_an_error_that_a_program_keeps_keeps_no_tensors() -> None:
     """As a notebook does: after a lack of memory, the next try has all of it."""
     kept: list[weakref.ref[torch.Tensor]] = []

@@ -51,7 +51,8 @@ def own(device: torch.device | None = None) -> Iterator[None]:
             stack.callback(torch.autocast_increment_nesting)
         torch.autocast_decrement_nesting()
         torch.clear_autocast_cache()
-        stack.enter_context(torch.inference_mode(False))
+        if torch.is_inference_mode_enabled():  # to enter it sets the threads of backward passes, too
+            stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         try:
             yield

@@ -17,6 +17,7 @@ from reelworks.annexes.imports.onetrainer import adapter, models
 from reelworks.annexes.imports.onetrainer.onetrainer import ONETRAINER
 from reelworks.annexes.imports.request import ImportRequest
 from reelworks.annexes.imports.rules import Fate
+from reelworks.annexes.imports.trainer import FormerBuckets
 from reelworks.core.errors import UserError
 
 CONFIG_1, CONCEPTS_1 = GOLDEN / "onetrainer-1.json", GOLDEN / "onetrainer-1-concepts.json"
@@ -247,6 +248,8 @@ def test_a_config_without_concepts_leaves_their_folder_to_be_filled_in(tmp_path:
     made, recipe = converted(tmp_path, write(tmp_path, PRESET | {"concept_file_name": "mine.json"}))
     (line,) = [key for key in made.keys if key.key == "concepts"]
     assert (line.value, line.fate, recipe.dataset[0].path) == ("mine.json", Fate.TO_FILL_IN, "data")
+    former = ONETRAINER.read([ConfigFile(write(tmp_path, PRESET))])
+    assert ONETRAINER.buckets(former, 0) == FormerBuckets(whole_batches=1, share=1.0)
 
 
 CONFIG = json.loads(CONFIG_1.read_text(encoding="utf-8")) | {

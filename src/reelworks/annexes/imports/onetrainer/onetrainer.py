@@ -139,8 +139,8 @@ def _beside(file: ConfigFile, path: str) -> list[Any]:
 
 
 def _concept(settings: FormerSettings, dataset: int) -> int:
-    """Return the number of the concept that a dataset is."""
-    return next(concept for concept, number in concepts.numbers(settings).items() if number == dataset)
+    """Return the number of the concept that a dataset is; -1 for the placeholder of a config that trains none."""
+    return next((concept for concept, number in concepts.numbers(settings).items() if number == dataset), -1)
 
 
 def _lines(text: str | None) -> list[str]:
