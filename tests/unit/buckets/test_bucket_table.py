@@ -209,7 +209,7 @@ def test_ratios_that_cannot_be(ratio: str) -> None:
 
 
 def test_at_least_one_ratio_is_named() -> None:
-    with pytest.raises(UserError, match="at least one aspect ratio"):
+    with refused("wrong-number-of-values", "aspect_ratios", says="give at least 1"):
         BucketsConfig(aspect_ratios=[])
 
 

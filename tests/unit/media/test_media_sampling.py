@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from refused import refused
 
 from reelworks.core.shape import Shape
 from reelworks.data.media import decode, framing
@@ -99,5 +100,5 @@ def test_a_crop_of_half_is_the_centre() -> None:
 
 
 def test_one_rate_only() -> None:
-    with pytest.raises(ValueError, match="not both"):
+    with refused("rate-and-interval", "frame_interval"):
         DataConfig(fps=8.0, frame_interval=2)

@@ -87,3 +87,22 @@ def test_measurements_of_clips_are_a_number_or_chosen(keys: dict[str, object], f
         recipe_file.parse(recipe(train={"max_steps": 9, **keys}))
     assert str(caught.value.field).startswith(field)
     assert recipe_file.parse(recipe(train={"max_steps": 9, "clip_losses": 4, "clip_losses_every": 50}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("betas", [0.9]),
+        ("betas", [0.9, 0.999, 0.9999]),
+        ("betas", [0.9, 1.0]),
+        ("betas", [0.0, 0.9]),
+        ("eps", 1e-60),
+        ("threads", 100_000),
+    ],
+)
+def test_numbers_that_no_optimizer_and_no_process_can_work_with(key: str, value: object) -> None:
+    """An eps of 0 in float32 gives weights of NaN where there is no gradient."""
+    with pytest.raises(UserError) as caught:
+        recipe_file.parse(recipe(train={"max_steps": 9, "optimizer": "schedulefree", key: value}))
+    assert (caught.value.field, caught.value.value) == (f"train.{key}", value)
+    assert caught.value.remedy.startswith("give ")

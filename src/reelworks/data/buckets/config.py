@@ -148,7 +148,7 @@ class BucketsConfig(PublicConfig):
         Field(default={})
     )
     incomplete_batch: Literal["partial", "pad", "merge", "repeat"] = "partial"
-    aspect_ratios: Told[list[str]] = DEFAULT_ASPECT_RATIOS
+    aspect_ratios: Told[list[str]] = Field(default=DEFAULT_ASPECT_RATIOS, min_length=1)
     token_families: bool | None = None
     token_family_crop: float = Field(default=0.1, ge=0, lt=1)
     upscale: bool = False
@@ -213,8 +213,6 @@ class BucketsConfig(PublicConfig):
     @field_validator("aspect_ratios")
     @classmethod
     def _ratios(cls, value: list[str]) -> list[str]:
-        if not value:
-            raise ValueError("name at least one aspect ratio")
         for text in value:
             parse_ratio(text)
         return value

@@ -116,5 +116,11 @@ class DataConfig(PublicConfig):
     @model_validator(mode="after")
     def _one_rate(self) -> DataConfig:
         if self.fps is not None and self.frame_interval != 1:
-            raise ValueError("set fps or frame_interval, not both")
+            raise UserError(
+                "data.fps chooses frames by their time, and an interval those of the file",
+                code="rate-and-interval",
+                field="data.frame_interval",
+                value=self.frame_interval,
+                remedy="leave it out, or data.fps",
+            )
         return self

@@ -49,7 +49,13 @@ class CostConfig(PublicConfig):
     @model_validator(mode="after")
     def _costs_something(self) -> CostConfig:
         if not self.per_clip_us + self.per_token_us + self.per_token_squared_us:
-            raise ValueError("one of per_clip_us, per_token_us and per_token_squared_us must be above 0")
+            raise UserError(
+                "no bucket would take any time",
+                code="cost-of-nothing",
+                field="cost.per_token_us",
+                value=self.per_token_us,
+                remedy="set it, cost.per_clip_us or cost.per_token_squared_us above 0",
+            )
         return self
 
 

@@ -13,6 +13,8 @@ from reelworks.training.step import optimizer_names
 
 # A smaller factor was probably meant as a learning rate of AdamW.
 _MIN_PRODIGY_FACTOR = 0.01
+# Prodigy multiplies it by its rate, which begins at 1e-6, and the least number of float32 is 1e-38.
+_MIN_EPS = 1e-30
 
 
 class TrainConfig(Config):
@@ -112,7 +114,7 @@ class TrainConfig(Config):
     compile_graphs: int = Field(default=32, ge=1)
     compile_backend: Literal["inductor", "aot_eager", "eager"] = "inductor"
     memory_gb: Told[float | None] = Field(default=None, gt=0, allow_inf_nan=False)
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=1024)  # a process that cannot start as many ends without a word
 
     @model_validator(mode="before")
     @classmethod
@@ -122,12 +124,29 @@ class TrainConfig(Config):
     @model_validator(mode="after")
     def _check(self) -> TrainConfig:
         if self.betas is not None and (len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas)):
-            raise ValueError("betas are two numbers in [0, 1)")
+            raise UserError(
+                "they are not two numbers from 0 to below 1",
+                code="betas-invalid",
+                field="train.betas",
+                value=self.betas,
+                remedy="give two, as in [0.9, 0.99]; the third that CAME has is fixed",
+            )
+        if self.eps is not None and self.eps < _MIN_EPS:
+            raise UserError(
+                "updates are divided by it where there is no gradient, and in float32 it would be 0",
+                code="eps-too-small",
+                field="train.eps",
+                value=self.eps,
+                remedy=f"give {_MIN_EPS:g} or more, as 1e-8, or 1e-15 for gradients in bfloat16",
+            )
         if self.optimizer == "schedulefree" and self.betas is not None and not self.betas[0]:
-            raise ValueError("schedulefree needs a first beta above 0")
-        g, width = self.micro_batches_per_step, self.same_bucket_run
-        if g is not None and width is not None and g % width:
-            raise ValueError(f"same_bucket_run {width} must divide micro_batches_per_step {g}")
+            raise UserError(
+                "schedule-free AdamW divides by the first one",
+                code="betas-invalid",
+                field="train.betas",
+                value=self.betas,
+                remedy="give one above 0, as in [0.9, 0.99]",
+            )
         return self
 
     @model_validator(mode="after")
