@@ -133,7 +133,9 @@ def test_a_part_of_an_update(tmp_path: Path, good: dict[str, Tensor], part: str)
         TrainingAdapter.read(str(path))
 
 
-@pytest.mark.parametrize("alpha", [torch.tensor(torch.nan), torch.tensor(-torch.inf), torch.ones(2), torch.ones(0)])
+@pytest.mark.parametrize(
+    "alpha", [torch.tensor(torch.nan), torch.tensor(-torch.inf), torch.ones(2), torch.ones(0), torch.zeros(())]
+)
 def test_alphas_that_are_none(tmp_path: Path, good: dict[str, Tensor], alpha: Tensor) -> None:
     alphas = {key.replace(A, ALPHA): alpha.clone() for key in good if key.endswith(A)}
     save_file({**good, **alphas}, tmp_path / "bad.safetensors")
@@ -148,7 +150,7 @@ def test_alphas_that_are_none(tmp_path: Path, good: dict[str, Tensor], alpha: Te
     "settings",
     [
         "[]", '[["r", 1]]', '"r"', "5", "", "{", "[" * 100_000, '{"r": 3, "lora_alpha": "16"}', '{"r": 3, "lora_alpha": [1]}',
-        '{"r": 3, "lora_alpha": NaN}', '{"r": 3, "lora_alpha": 1e999}', '{"r": "x", "lora_alpha": {}}',
+        '{"r": 3, "lora_alpha": NaN}', '{"r": 3, "lora_alpha": 0}', '{"r": 3, "lora_alpha": 1e999}', '{"r": "x", "lora_alpha": {}}',
     ],
 )  # fmt: skip
 def test_settings_that_are_none(tmp_path: Path, settings: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import nn
 from reelworks.annexes.lora import convert, resize
 from reelworks.annexes.lora.request import ConvertLoraRequest, ResizeLoraRequest
 from reelworks.core.errors import UserError
-from reelworks.models.adapters import files, fit, inject, release_layers
+from reelworks.models.adapters import files, fit, inject, key_mapping, release_layers
 from reelworks.models.adapters.config import LoraConfig
 from reelworks.models.adapters.training_adapter import TrainingAdapter
 from reelworks.models.export.lora import LoraFile
@@ -154,3 +155,20 @@ def test_a_file_without_tensors_is_said_to_have_none(tmp_path: Path) -> None:
     save_file({}, tmp_path / "lora.safetensors")
     with refused("weights-unreadable", "lora.weights", says="holds no tensors"):
         begun("wan-tiny", tmp_path / "lora.safetensors", RECIPE)
+
+
+@pytest.mark.parametrize("others", ["transformer_2", "controlnet", "text_encoder"])
+def test_settings_of_another_part_of_a_pipeline_are_none_of_the_network(tmp_path: Path, others: str) -> None:
+    """As diffusers reads a header: by the name before each setting, wherever it stands."""
+    path, settings = tmp_path / "lora.safetensors", LoraConfig(rank=3, targets=["to_q"])
+    state = written(path, "wan-tiny", settings, "diffusers")
+    parts = {"transformer": 6, others: 12}
+    header = {
+        f"{part}.{key}": value for part, alpha in parts.items() for key, value in (("r", 3), ("lora_alpha", alpha))
+    }
+    save_file(load_file(path), path, {key_mapping.METADATA: json.dumps(header)})
+    found = begun("wan-tiny", path, settings)
+    assert all(
+        torch.equal(found[key], state[key] * (2 if kind == "B" else 1))
+        for key, (_, kind) in inject.parts(state).items()
+    )

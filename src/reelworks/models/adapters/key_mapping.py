@@ -155,16 +155,17 @@ def place_tensors(
     stored: Layers = defaultdict(dict)
     unknown, placed, result = [], list[str](), Layers()
     for key, value in tensors.items():
-        found = split_name(key, kind)
-        if found is None or found[0] not in targets:
+        found = split_ending(key, kind)
+        if found is None or layer_of(found[0]) not in targets:
             unknown.append(key)
         else:
             stored[found[0]][found[1]] = value if value.dtype.itemsize > 1 else value.float()  # float8 has no sums
-    for spelling, kinds in stored.items():
+    for stem, kinds in stored.items():
+        spelling = layer_of(stem)
         if not kinds.keys() >= kind.required:
             unknown += [f"{spelling} ({each})" for each in kinds]
             continue
-        values = _rescale(kinds, settings_of(metadata, spelling), config, spelling)
+        values = _rescale(kinds, settings_of(metadata, stem), config, spelling)
         parts = kind.split_layer(values, targets[spelling], config.rank)
         unknown += [spelling] * (not parts)
         placed += parts
@@ -210,6 +211,12 @@ def stored_scale(kind: AdapterType, kinds: Mapping[str, Tensor], settings: Mappi
         raise damaged("an alpha, or the settings in its header, are not understood") from error
     if not math.isfinite(scale):
         raise damaged(f"the alpha of {layer or 'a layer'} is no number")
+    if scale == 0:
+        raise UserError(
+            f"the alpha of {layer or 'a layer'} is 0: kohya's scripts read that as the rank, others as no update",
+            code="lora-unreadable",
+            remedy="write what is meant with the program that trained it: the rank for a scale of 1, or no such layer",
+        )
     return scale
 
 
@@ -241,14 +248,16 @@ def _end_of(pattern: str) -> str:
 
 
 def settings_of(metadata: Mapping[str, str], stem: str) -> dict[str, Any]:
-    """Return peft's settings in a header for the text encoder of a layer, or for the network; without its name before theirs."""
-    encoder, settings = text_encoders.part_of(stem), {}
-    for key, value in stored_settings(metadata.get(METADATA, "{}")).items():
-        part, _, name = key.rpartition(".")
-        # T5's folder is that of diffusers' names.
-        if part in (encoder, stem.partition(".")[0]) if encoder else not text_encoders.is_part(part):
-            settings[name] = value
-    return settings
+    """Return peft's settings in a header for the part of a pipeline that a layer is of, without its name before theirs.
+
+    A layer whose name begins with no part of the header is one of the network.
+    """
+    settings, encoder = stored_settings(metadata.get(METADATA, "{}")), text_encoders.part_of(stem)
+    parts = {key.rpartition(".")[0] for key in settings}
+    own = parts & {stem.partition(".")[0], encoder}  # T5's folder is that of diffusers' names
+    if not own and encoder is None:
+        own = {part for part in parts if not text_encoders.is_part(part)}
+    return {key.rpartition(".")[2]: value for key, value in settings.items() if key.rpartition(".")[0] in own}
 
 
 @functools.lru_cache(4)
