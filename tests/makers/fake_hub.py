@@ -21,6 +21,7 @@ from huggingface_hub import constants
 REFUSALS = {
     "gated": (403, "GatedRepo", "Access to model {} is restricted. Ask for it on its page."),
     "private": (401, "RepoNotFound", "Invalid username or password."),
+    "stale": (401, "", "Invalid credentials in Authorization header"),
     "unknown": (404, "RepoNotFound", "Repository not found"),
 }
 

@@ -74,6 +74,13 @@ def download(hub_id: str, patterns: Sequence[str], without: Sequence[str] | None
     """
     try:
         hub: Any = importlib.import_module("huggingface_hub")
+        importlib.import_module("huggingface_hub.constants")
+    except ValueError as error:  # as it has no number in HF_HUB_DOWNLOAD_TIMEOUT
+        raise UserError(
+            f"huggingface_hub cannot begin ({error})",
+            code="hub-failed",
+            remedy="correct the environment variables whose names begin with HF_, or unset them",
+        ) from error
     except ImportError as error:
         raise UserError(
             "there is no such path, and hub ids need a package that is not installed",
@@ -91,7 +98,7 @@ def download(hub_id: str, patterns: Sequence[str], without: Sequence[str] | None
     except UserError:
         raise
     except Exception as error:  # the hub's own errors have no common class, and connections fail in many ways
-        raise _refused(hub.errors, asked, error) from error
+        raise _refused(hub, asked, error) from error
 
 
 def commit_of(snapshot: Path) -> str | None:
@@ -131,9 +138,9 @@ def _announce(hub: Any, repository: str, wanted: dict[str, Any]) -> None:
     logger.info(f"downloading {count}, {units.size(total)}, of {repository} to {cache}")
 
 
-def _refused(errors: Any, asked: HubId, error: Exception) -> UserError:
+def _refused(hub: Any, asked: HubId, error: Exception) -> UserError:
     """Return the error for what the hub answered, or for no answer."""
-    address = f"https://huggingface.co/{asked.repository}"
+    errors, address = hub.errors, f"{hub.constants.ENDPOINT}/{asked.repository}"
     answer = str(getattr(error, "server_message", None) or "").partition("\n")[0].rstrip(".")
     said = f" (the hub says: {answer})" if answer else ""
     log_in = "log in with `hf auth login`, or set the environment variable HF_TOKEN"
@@ -155,9 +162,21 @@ def _refused(errors: Any, asked: HubId, error: Exception) -> UserError:
             code="hub-revision-missing",
             remedy=f"name a branch, a tag or a commit of {address}/commits, or leave @{asked.revision} out",
         )
+    if getattr(getattr(error, "response", None), "status_code", None) == 401:
+        return UserError(
+            f"the hub does not take the token{said}",
+            code="hub-token-refused",
+            remedy="correct or unset the environment variable HF_TOKEN, or log in with `hf auth login` if it is not set",
+        )
+    if isinstance(error, OSError) and error.filename is not None:  # one of this machine, and not of the connection
+        return UserError(
+            f"its cache cannot be used ({error.strerror}: {error.filename})",
+            code="hub-cache-unusable",
+            remedy="set the environment variable HF_HUB_CACHE to a folder that is writable and has room",
+        )
     text = answer or str(error).partition("\n")[0]
     return UserError(
-        f"the hub did not answer with these weights ({text})",
+        f"the hub at {hub.constants.ENDPOINT} did not answer with these weights ({text})",
         code="hub-failed",
         remedy="check the name and the connection, or pass the path of a local copy",
     )

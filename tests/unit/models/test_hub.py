@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 
 import fake_hub
 import pytest
@@ -26,7 +27,7 @@ def served(tmp_path, monkeypatch):
             folder.mkdir()
             (folder / "config.json").write_bytes(FILE + version.encode())
             server.put("owner/name", folder, *names)
-        server.refused = {"owner/gated": "gated", "owner/private": "private"}
+        server.refused = {"owner/gated": "gated", "owner/private": "private", "owner/stale": "stale"}
         fake_hub.be_asked(server, tmp_path / "cache", monkeypatch)
         yield server
 
@@ -146,25 +147,44 @@ def test_what_the_disk_has_no_room_for_is_refused_before(served, monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "code", "says", "remedy"),
     [
-        ("gated", "hub-gated", "is restricted", "https://huggingface.co/owner/gated, then log in"),
-        ("unknown", "hub-repository-missing", "Repository not found", "https://huggingface.co/owner/unknown"),
+        ("gated", "hub-gated", "is restricted", "{hub}/owner/gated, then log in"),
+        ("unknown", "hub-repository-missing", "Repository not found", "{hub}/owner/unknown"),
+        ("stale", "hub-token-refused", "Invalid credentials", "correct or unset the environment variable HF_TOKEN"),
         ("private", "hub-repository-missing", "or it is private", "log in with `hf auth login`"),
         (
             "name@v9",
             "hub-revision-missing",
             "owner/name has no revision v9",
-            "https://huggingface.co/owner/name/commits",
+            "{hub}/owner/name/commits",
         ),
     ],
 )
 def test_a_refusal_is_told_in_the_hubs_words_with_the_way_out(served, kind, code, says, remedy):
+    """Its address is that of the hub that was asked, as HF_ENDPOINT names it."""
     with refused(code, says=says) as caught:
         hub.download(f"owner/{kind}", ["*.json"])
-    assert remedy in caught.value.remedy
+    assert remedy.format(hub=served.address) in caught.value.remedy
 
 
 def test_without_a_connection_and_without_the_files_it_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with refused("hub-failed", says="HF_HUB_OFFLINE"):
+        hub.download("owner/name", ["*.json"])
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_cache_that_cannot_be_written_is_no_fault_of_the_hub(served, monkeypatch, tmp_path, place):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / place))
+    with refused("hub-cache-unusable", says="Not a directory: .*file") as caught:
+        hub.download("owner/name", ["*.json"])
+    assert "HF_HUB_CACHE" in caught.value.remedy
+
+
+def test_a_variable_that_the_client_does_not_understand_is_told(monkeypatch):
+    """The client reads them when it is imported, in whatever part of it is asked for first."""
+    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "soon")
+    monkeypatch.delitem(sys.modules, "huggingface_hub.constants")
+    with refused("hub-failed", says="cannot begin.*soon"):
         hub.download("owner/name", ["*.json"])

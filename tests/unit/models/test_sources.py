@@ -49,7 +49,7 @@ def test_what_is_neither_here_nor_on_the_hub_is_told_at_once(field, source, monk
     with pytest.raises(UserError) as caught:
         BUILDERS[field](source)
     assert (caught.value.field, caught.value.value) == (field, source)
-    said = "the hub did not answer with these weights (no connection)" if "/" in source else "no such file"
+    said = "did not answer with these weights (no connection)" if "/" in source else "no such file"
     assert said in caught.value.problem
     assert asked == ["owner/name"] * 2 * source.count("/")
     assert "path" in caught.value.remedy
