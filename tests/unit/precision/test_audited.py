@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reelworks.data.distributed.contract import Contract
+from reelworks.data.distributed.contract import Contract, Role
 from reelworks.models.diffusers_denoiser import lower_input
 from reelworks.models.precision import audited
 from reelworks.training.memory import dry_run
@@ -144,6 +144,21 @@ def test_what_passed_is_not_audited_at_the_next_start_and_what_failed_is(starts)
     assert starts() == 3
     (network := Network()).module.first.to(torch.bfloat16)
     assert starts(network=network) == 4
+
+
+@pytest.mark.parametrize("shapes", [1, 2])
+def test_a_network_that_needs_numbers_starts_and_it_is_told_what_is_not_checked(monkeypatch, caplog, shapes):
+    monkeypatch.setattr(dry_run, "examples", lambda *_: [Inputs(torch.zeros(n + 1, 4)) for n in range(shapes)])
+
+    def predict(self: Network, inputs: Inputs) -> Tensor:
+        return inputs.latent * (inputs.latent.max().item() if len(inputs.latent) == shapes else 1.0)
+
+    monkeypatch.setattr(Network, "predict", predict)
+    roles = {"latent": Role.LATENT}
+    network = Network(contract=Contract(F32, F32, None, F32, F32, roles))
+    dry_run.audit_shapes(network, None, None, SimpleNamespace(rank=0, size=1, shards=False))
+    assert network.runs_on_meta is False
+    assert "Layers does not run without numbers (RuntimeError: Tensor.item()" in caplog.text
 
 
 def test_a_cache_that_cannot_be_written_costs_time_alone_and_old_keys_go(starts, monkeypatch, tmp_path):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from refused import refused
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -389,6 +390,35 @@ def test_a_fault_behind_the_blocks_is_found_whichever_shape_of_as_many_tokens_ca
     for shapes in ([(4, 6), (6, 4)], [(6, 4), (4, 6)]):
         found = list(audit.faults(made, [inputs(latent=torch.zeros(2, 3, 2, *shape)) for shape in shapes]))
         assert [fault.found for fault in found] == [torch.float16]
+
+
+class Keeping(nn.Linear):
+    """A block that keeps its output, as one with a cache does."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.kept = super().forward(rows)
+        return self.kept
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_blocks_that_keep_something_in_themselves_are_audited_one_by_one(fault: bool) -> None:
+    """What reads it afterwards finds it in each."""
+    made = denoiser()
+    made.module = Blocks()
+    made.module.blocks = nn.ModuleList([Keeping(4, 4), Keeping(4, 4)])
+    made.module.to(BF16)
+    made.module.register_forward_hook(lambda module, _i, out: out + sum(b.kept.sum() for b in module.blocks))
+    if fault:
+        made.module.blocks[1].float()
+    assert [found.field for found in faults(made)] == (["blocks.1"] if fault else [])
+
+
+def test_a_shape_that_the_network_does_not_take_is_told_with_its_sizes() -> None:
+    made = denoiser()
+    before("patch", lambda x: x.unflatten(-1, (2, -1)).flatten(-2))(made)
+    shapes = [inputs(), inputs(latent=torch.zeros(2, 3, 2, 4, 5))]
+    with refused("shape-fails", "bucket", says=r"latents of 3 × 2 × 4 × 5: RuntimeError: unflatten"):
+        list(audit.faults(made, shapes))
 
 
 class Shifted(nn.Linear):

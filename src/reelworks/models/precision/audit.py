@@ -12,12 +12,13 @@ import dataclasses
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Generic
 
 import torch
 from torch import Tensor, nn
 
+from reelworks.core.errors import UserError
 from reelworks.data.distributed.contract import Contract, name_of
 from reelworks.models.precision import tensors
 from reelworks.models.precision.boundary import DtypeBoundary, DtypeError, InputsT, InputsT_contra, Predictor
@@ -43,7 +44,7 @@ def audit(
 
 
 def faults(
-    denoiser: Predictor[InputsT], examples: Iterable[InputsT], *, sharded: bool = False, units: Sequence[nn.Module] = ()
+    denoiser: Predictor[InputsT], examples: Sequence[InputsT], *, sharded: bool = False, units: Sequence[nn.Module] = ()
 ) -> Iterator[DtypeError]:
     """Check the stored dtypes, then run each example through a boundary and a guarded copy on the meta device.
 
@@ -55,16 +56,37 @@ def faults(
 
     Yields:
         A fault for each place, in the order of the pass, which ends at its first fault.
+
+    Raises:
+        Exception: Whatever else a pass fails of there, for all shapes, or a UserError if it does for some.
     """
     reported = set()
     for fault in storage_faults(denoiser.module, denoiser.contract, units if sharded else ()):
         reported.add(str(fault.field).rpartition(".")[0])
         yield fault
     compute = denoiser.contract.compute if sharded else None
+    try:
+        yield from _faults_of_passes(denoiser, examples, compute, reported, once=True)
+    except UserError:
+        raise
+    except Exception:  # such as that of a block which notes something elsewhere
+        yield from _faults_of_passes(denoiser, examples, compute, reported, once=False)
+
+
+def _faults_of_passes(
+    denoiser: Predictor[InputsT],
+    examples: Sequence[InputsT],
+    compute: torch.dtype | None,
+    reported: set[str],
+    *,
+    once: bool,
+) -> Iterator[DtypeError]:
+    """Yield the faults in modules that are not `reported` yet; with `once`, one of several equal blocks is run."""
     shadow = shadow_of(denoiser, compute)
     if compute is not None:
         shadow.contract = dataclasses.replace(shadow.contract, storage=compute)
-    tables = _run_repeats_once(shadow.module)
+    tables = _run_repeats_once(shadow.module) if once else []
+    failed: list[tuple[InputsT, Exception]] = []
     with torch.no_grad(), Repeats(), guard(shadow.module) as calls:
         trace = Trace(shadow.contract, lambda: calls.path)
         boundary = DtypeBoundary(_Traced(shadow, trace))
@@ -74,13 +96,26 @@ def faults(
             try:
                 with trace:
                     boundary(on_meta(example))
-            except (DtypeError, RuntimeError) as error:
-                named = error if isinstance(error, DtypeError) else calls.named(error)
-                if named is None:
+            except Exception as error:
+                named = error if isinstance(error, UserError) else calls.named(error)
+                if named is None and not once:
+                    failed.append((example, error))
+                elif not isinstance(named, DtypeError):
                     raise
-                if named.field not in reported:
+                elif named.field not in reported:
                     reported.add(str(named.field))
                     yield named
+    if failed:
+        first, why = failed[0]
+        if len(failed) == len(examples) or "meta" in str(why):
+            raise why
+        sizes = " × ".join(map(str, tensors.named(first)[0][1].shape[1:]))
+        raise UserError(
+            f"a pass fails for latents of {sizes}: {type(why).__name__}: {why}",
+            code="shape-fails",
+            field="bucket",
+            remedy="leave this size out of the buckets, or let the network take it",
+        ) from why
 
 
 def storage_faults(module: nn.Module, contract: Contract, units: Sequence[nn.Module] = ()) -> Iterator[DtypeError]:
@@ -250,7 +285,7 @@ class Calls:
 
         return hook
 
-    def named(self, error: RuntimeError) -> DtypeError | None:
+    def named(self, error: Exception) -> DtypeError | None:
         """Return torch's error about dtypes with the path of its module, or None for other errors."""
         path = vars(error).get(_PLACE)
         text = str(error).splitlines()[0] if str(error) else ""

@@ -6,12 +6,15 @@ Wrong dtypes, wrong shapes and a lack of memory are found here, and not hours in
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from reelworks.core.errors import UserError
+from reelworks.core.log import logger
 from reelworks.data.buckets.table import Bucket, BucketTable
 from reelworks.data.catalog.sources import SOUNDS
 from reelworks.data.distributed import collectives
@@ -37,14 +40,32 @@ def audit_shapes(denoiser: Denoiser, encoder: FrozenEncoders, table: BucketTable
 
     def first() -> DtypeError | None:
         key = audited.key_of(denoiser, shapes, **how)
-        fault = None if audited.find(key) is not None else next(audit.faults(denoiser, shapes, **how), None)
-        if fault is None:
+        if audited.find(key) is not None:
+            return None
+        with without_numbers(denoiser):
+            for fault in audit.faults(denoiser, shapes, **how):
+                return fault
             audited.note(key)
-        return fault
+        return None
 
-    for fault in [first()] if world.size == 1 else collectives.on_all(first):
-        if fault is not None:
-            raise fault
+    for fault in filter(None, [first()] if world.size == 1 else collectives.on_all(first)):
+        raise fault
+
+
+@contextmanager
+def without_numbers(denoiser: Denoiser) -> Iterator[None]:
+    """Let passes on the meta device be tried: a network that fails there for no fault of its own is known as such, and told."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        denoiser.runs_on_meta = False
+        kind, (told, *_) = type(denoiser.module).__name__, f"{type(error).__name__}: {error}".splitlines()
+        logger.warning(
+            f"{kind} does not run without numbers ({told}): what is computed before the first step leaves out dtypes, attention "
+            "kernels and memory. PassRules(shape_only=False) in its family's config says that it is so"
+        )
 
 
 def faults_of_encoders(encoder: FrozenEncoders) -> Iterator[DtypeError]:

@@ -62,7 +62,8 @@ def one_pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket) -> Pass:
 def _whole_pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket) -> Pass:
     clips = bucket.batch_size * recipe.clips_per_place
     if denoiser.runs_on_meta:
-        return measured_pass(recipe, denoiser, bucket, clips)
+        with dry_run.without_numbers(denoiser):
+            return measured_pass(recipe, denoiser, bucket, clips)
     times = 2 if recipe.lora is not None else 3  # frozen weights get no gradient
     more = recomputed_share(memory.recomputation(recipe, bucket))
     flops = round(2 * (times + more) * _count(denoiser) * bucket.tokens * clips)

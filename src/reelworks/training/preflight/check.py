@@ -173,9 +173,9 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int, 
     shapes = dry_run.examples(denoiser, encoder, table)
     logger.info(f"checking dtypes: {plural(len(shapes), 'shape')} on the meta device")
     units = denoiser.sharding().units
-    violations: list[UserError] = list(
-        audit.faults(denoiser, shapes, sharded=world > 1 or this_process.shards, units=units)
-    )
+    violations: list[UserError] = []
+    with dry_run.without_numbers(denoiser):
+        violations += audit.faults(denoiser, shapes, sharded=world > 1 or this_process.shards, units=units)
     violations += _encoder_faults(encoder, table)
     planned, reason = build.choose_layout(
         recipe, denoiser, ranks=world, local_ranks=local_ranks(world), device_bytes=this_process.device_bytes

@@ -9,7 +9,7 @@ import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -116,7 +116,8 @@ def calls_of(denoiser: Denoiser, compute: torch.dtype | None, shapes: Sequence[D
     shadow.contract = replace(shadow.contract, storage=compute or shadow.contract.storage)
     attention.use_native(shadow)
     recorder = Recorder()
-    with meter.few_blocks(shadow.module), recorder.recording(), RepeatedOperations():  # type: ignore[no-untyped-call]
+    repeats: Any = RepeatedOperations()  # type: ignore[no-untyped-call]
+    with dry_run.without_numbers(denoiser), meter.few_blocks(shadow.module), recorder.recording(), repeats:
         for inputs in shapes:
             meter.run_pass(shadow, inputs)
     calls = recorder.calls
