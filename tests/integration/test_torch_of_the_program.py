@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import random
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
-from reelworks.core import machine
+from reelworks.core import machine, optional_imports
 from reelworks.data.distributed import mesh
 from reelworks.data.run import events
 from reelworks.data.run.folder import RunFolder
 from reelworks.training.loop import trainer
 from reelworks.training.loop.request import TrainRequest
 from reelworks.training.recipe import recipe_file
+from reelworks.training.step.compiled_blocks import compile_in_place
 
 
 @contextmanager
@@ -76,6 +78,29 @@ def test_ranks_compute_by_the_defaults_of_torch_and_give_back_what_they_change(n
 def test_backward_passes_run_in_the_thread_that_a_program_has_chosen() -> None:
     with torch.autograd.set_multithreading_enabled(False), mesh.join():
         assert not torch._C._is_multithreading_enabled()
+
+
+def test_filters_of_warnings_messages_bars_and_limits_of_the_compiler_are_those_of_before() -> None:
+    """A library is quiet during the work also where the program has it loaded already."""
+    told, limits = optional_imports.transformers().utils.logging, cast(Any, torch._dynamo.config)
+    told.set_verbosity_warning()
+    told.enable_progress_bar()
+
+    def settings() -> list[Any]:
+        return [[*warnings.filters], told.get_verbosity(), told.is_progress_bar_enabled(), limits.recompile_limit]
+
+    before = settings()
+    try:
+        for _ in range(2):
+            with mesh.join():
+                assert settings()[1:3] == [told.ERROR, False]
+                warnings.filterwarnings("ignore", message="what a training warns of")
+                compile_in_place(layer := torch.nn.Linear(2, 2), "eager", lambda *_: True, (99, 999), "it")
+                layer(torch.ones(1, 2))
+                assert limits.recompile_limit == 99
+            assert settings() == before
+    finally:
+        optional_imports.silence()
 
 
 def test_an_error_that_a_program_keeps_keeps_no_tensors() -> None:

@@ -8,12 +8,16 @@ import gc
 import importlib
 import logging
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any
+
+from reelworks.core.context_variables import at_end
 
 # The others import them if they are installed, for what nothing here uses; that takes half of a start.
 _UNUSED = ("bitsandbytes", "scipy")
 _left_out: set[str] = set()
+_loaded: dict[str, Any] = {}
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of missing CPU kernels
 
 
@@ -71,6 +75,7 @@ def diffusers() -> Any:
 def from_diffusers(name: str) -> Any:
     """Import a class of diffusers, and with it most of diffusers' modules."""
     library = diffusers()
+    silence()
     with importing():
         return getattr(library, name)
 
@@ -102,17 +107,30 @@ def importing() -> Iterator[None]:
 
 @functools.cache
 def _silent(name: str) -> Any:
-    bars: Any = importlib.import_module("huggingface_hub.utils")
-    draws = not bars.are_progress_bars_disabled()
     with importing():
-        module: Any = importlib.import_module(name)
-    told = module.utils.logging
-    if told.get_verbosity() == told.WARNING:  # which no program has chosen
-        told.set_verbosity_error()
-    told.disable_progress_bar()
-    if draws:
-        bars.enable_progress_bars()  # of downloads, which transformers turned off too
-    return module
+        _loaded[name] = importlib.import_module(name)
+    silence()
+    return _loaded[name]
+
+
+def silence() -> None:
+    """Silence what is loaded of the libraries, until the end of the work that gives back what it sets."""
+    bars: Any = sys.modules.get("huggingface_hub.utils")  # which they import
+    for told in (library.utils.logging for library in [*_loaded.values()]):
+        if told.get_verbosity() == told.WARNING:  # which no program has chosen
+            told.set_verbosity_error()
+            at_end(told.set_verbosity_warning)
+        if told.is_progress_bar_enabled():
+            # Those of downloads, which transformers turns on and off too, stay as they are.
+            keep = bars.disable_progress_bars if bars.are_progress_bars_disabled() else bars.enable_progress_bars
+            at_end(keep)
+            at_end(told.enable_progress_bar)
+            told.disable_progress_bar()
+            keep()
+    # Norms of low-precision inputs and float32 weights, as under autocast: right, only slower.
+    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
+    # Networks of diffusers that use parts which diffusers itself deprecates.
+    warnings.filterwarnings("ignore", message=r"`\w+` is deprecated", category=FutureWarning, module="diffusers")
 
 
 def without_weights() -> contextlib.AbstractContextManager[None]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 import traceback
+import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from reelworks.core import machine
+from reelworks.core import machine, optional_imports
+from reelworks.core.context_variables import giving_back
 
 if TYPE_CHECKING:
     import torch
@@ -22,15 +24,17 @@ def own(device: torch.device | None = None) -> Iterator[None]:
 
     Generators of random numbers are given back of the CPU and of `device`, by default of the GPU if the program has used it.
     A notebook may have turned gradients off, be in `inference_mode` or under autocast, or have another default dtype or
-    device. A training sets the number of threads, and random generators for each micro-batch. After an error the memory
-    that the work took is free for the next.
+    device. A training sets the number of threads, and random generators for each micro-batch; it hides warnings, and the
+    messages and bars of libraries. After an error the memory that the work took is free for the next.
     """
     import torch
 
     # To begin with a GPU takes seconds, and memory of it.
     is_used = device is not None or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     device = device or machine.default_device()
-    with ExitStack() as stack:
+    with giving_back() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        optional_imports.silence()
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())
         stack.callback(torch.set_rng_state, torch.get_rng_state())

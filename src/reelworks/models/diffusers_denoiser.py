@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -165,10 +164,6 @@ class DiffusersNetwork:
 
     def build(self, config: FamilyConfig, *, gradient_checkpointing: Recompute = False) -> nn.Module:
         """Build a network with fresh weights from the global generator (shapes only on `meta`)."""
-        # nn.RMSNorm warns under autocast of low-precision inputs and float32 weights: right, only slower.
-        warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
-        # Networks of diffusers that use parts which diffusers itself deprecates.
-        warnings.filterwarnings("ignore", message=r"`\w+` is deprecated", category=FutureWarning, module="diffusers")
         kind: Any = optional_imports.from_diffusers(config.network.name)
         module: Any = kind(**config.model_dump())
         self.prepare(module)

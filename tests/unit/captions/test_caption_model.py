@@ -122,6 +122,14 @@ def test_another_family_does_too(tmp_path: Path) -> None:
     check_batches(tiny_vlm.idefics3(tmp_path))
 
 
+def test_a_model_captions_the_same_in_a_program_that_has_set_something_in_torch(llava: Path) -> None:
+    wanted = captioner(llava).answer(QUESTIONS[:1])
+    with torch.device("meta"), torch.autocast("cpu", dtype=torch.bfloat16):
+        asked = captioner(llava)
+        assert {p.dtype for p in asked._model.parameters()} == {torch.float32}
+        assert asked.answer(QUESTIONS[:1]) == wanted
+
+
 def test_a_clip_that_the_model_cannot_take_does_not_spoil_others(llava: Path) -> None:
     wrong = CaptionQuestion("b", "picture", "<image>", QUESTIONS[0].frames)
     asked = captioner(llava)

@@ -409,6 +409,29 @@ def test_each_clip_that_a_network_fails_on_is_told_and_no_other() -> None:
     assert [each.problems for each in found.rest()] == [[problem], [], [problem]]
 
 
+def test_a_network_measures_in_the_dtypes_of_torch_whatever_a_program_has_set() -> None:
+    seen = []
+
+    class Measure:
+        name, weights = "seen", None
+
+        def __init__(self, weights: None) -> None:
+            seen.append(torch.ones(1).dtype)
+
+        def of_clips(self, clips: Any) -> Any:
+            seen.append(torch.ones(1).dtype)
+            raise ValueError
+
+    found = Networks({"seen": Measure})
+    torch.set_default_dtype(torch.float64)
+    try:
+        found.add(WaitingClip(0, ClipPictures(np.zeros((1, 8, 8, 3), np.uint8), ""), ("seen",)))
+        found.rest()
+        assert seen == [torch.float32, torch.float32]
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_weights_that_are_missing_damaged_or_not_wanted_are_told(
     catalog: Path, weights: Path, decoded: list[str]
 ) -> None:

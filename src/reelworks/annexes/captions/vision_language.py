@@ -13,7 +13,7 @@ from PIL import Image
 from reelworks.annexes.captions.answers import CaptionFailed
 from reelworks.annexes.captions.captioner import Answer, CaptionQuestion
 from reelworks.annexes.captions.request import CaptionRequest
-from reelworks.core import device_memory, machine, optional_imports
+from reelworks.core import device_memory, machine, optional_imports, torch_state
 from reelworks.core.errors import UserError
 from reelworks.core.units import plural
 from reelworks.models import hub
@@ -28,6 +28,7 @@ _TOKENS_PER_WORD, _TOKENS_BESIDE = 2, 48  # of a caption with a limit of words
 class ModelCaptioner:
     """Captions by a model that transformers loads as an image-text-to-text model; code of a repository is never run."""
 
+    @torch_state.own()
     def __init__(self, request: CaptionRequest) -> None:
         """Load the model and its processor from a local folder or the hub.
 
@@ -89,6 +90,7 @@ class ModelCaptioner:
         middle = len(questions) // 2
         return self._halving(questions[:middle]) + self._halving(questions[middle:])
 
+    @torch_state.own()
     @torch.inference_mode()
     def _generate(self, questions: Sequence[CaptionQuestion]) -> list[Answer | CaptionFailed]:
         inputs = self._inputs(questions)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from reelworks.annexes.quality import registry
 from reelworks.annexes.quality.measure import ClipPictures, NetworkMeasure
+from reelworks.core import torch_state
 from reelworks.core.errors import UserError
 
 _CLIPS_AT_ONCE = 16
@@ -65,7 +68,8 @@ class Networks:
             if not mine:
                 continue
             try:
-                values = self.load(entry).of_clips([clip.pictures for clip in clips if entry in clip.entries])
+                with torch_state.own() if "torch" in sys.modules else nullcontext():
+                    values = self.load(entry).of_clips([clip.pictures for clip in clips if entry in clip.entries])
                 for one, of_clip in zip(mine, values, strict=True):
                     one.values.update(registry.by_label(kind, of_clip))
             except UserError:

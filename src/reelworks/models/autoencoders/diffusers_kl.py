@@ -10,7 +10,6 @@ import dataclasses
 import importlib
 import inspect
 import math
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
@@ -156,8 +155,6 @@ def _transposed(packed_BCTHW: Tensor, rows: int) -> Tensor:
 
 def _load(config: AutoencoderConfig, facts: PublishedAutoencoder) -> Any:
     assert config.weights is not None, "the recipe was checked"
-    # Some give norms of bfloat16 numbers of float32: right, only slower.
-    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     source, field = config.weights, "autoencoder.weights"
     kind = optional_imports.from_diffusers(facts.network)
     if (sizes := config_of(config)) is not None:

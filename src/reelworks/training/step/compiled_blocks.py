@@ -17,6 +17,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
+from reelworks.core.context_variables import at_end
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.core.shape import Geometry
@@ -34,6 +35,7 @@ from reelworks.training.recipe.dataset import RecipeData
 # what needs gradients, in strides and in layers. At most 3 were seen.
 _KINDS_PER_CLASS = 8
 _BLOCKS = "the blocks"
+_LIMITS = ("recompile_limit", "accumulated_recompile_limit")
 
 
 def compile_in_place(
@@ -46,6 +48,8 @@ def compile_in_place(
     """
     eager, config = module.forward, cast(Any, torch._dynamo.config)
     compiled = torch.compile(eager, dynamic=False, backend=backend)
+    for name in _LIMITS:
+        at_end(setattr, config, name, getattr(config, name))
 
     @functools.wraps(eager)
     def forward(*args: Any, **kwargs: Any) -> Any:
