@@ -37,7 +37,7 @@ from reelworks.training.recipe.recipe import Recipe
 
 MEASURES = "data.measures"
 _FAILURES_TOLD = 20
-_tell = lru_cache(logger.info)  # once: stages scan the same footage, and the page scans again and again
+_tell = lru_cache(logger.info)  # once for footage that stays: stages scan the same, and the page scans again and again
 _AGAIN = "--set buckets.entries=refresh proposes new ones from the present catalog"
 
 
@@ -236,12 +236,14 @@ def scan_recipe(
 ) -> ScanResult:
     """Bring the recipe's catalog up to date, and apply the recipe's measures; unchanged files are not opened.
 
-    Logs the notes of the scan, once in a process, and warns of clips that a filter, a caption or `duplicates` needs measured,
+    Logs the notes of the scan, again once files have changed, and warns of clips that a filter, a caption or `duplicates` needs measured,
     and that were not.
     """
     trust.require(recipe.data.measures, MEASURES)
     folder = Path(recipe.catalog_folder)
     scanned = scan_sources(sources(recipe), folder, on_progress=on_progress, engine=engine)
+    if scanned.new or scanned.changed or scanned.removed:
+        _tell.cache_clear()
     for note in scanned.notes:
         _tell(note)
     if not recipe.data.measures:

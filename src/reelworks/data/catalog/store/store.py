@@ -30,6 +30,7 @@ from reelworks.core.arguments import checked
 from reelworks.core.arrays import F64, I64, U64
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
+from reelworks.core.log import logger
 from reelworks.core.words import named
 from reelworks.data.catalog.store import integrity, part_files, schema
 from reelworks.data.catalog.store.part_files import Part
@@ -78,7 +79,7 @@ class Catalog:
         workers: int = 0,
         engine: str = "local",
     ) -> Catalog:
-        """Bring a catalog up to date with folders of videos and pictures, or with lists of them.
+        """Bring a catalog up to date with folders of videos and pictures, or with lists of them, and log what there is to say of them.
 
         Args:
             folders: Path or address of one folder or list, or several by the name of their dataset; or `DatasetConfig`s,
@@ -104,7 +105,8 @@ class Catalog:
             datasets = list(arguments.checked_value("folders", folders, arguments.each(arguments.a(DatasetConfig))))
         sources = [dataset.place for dataset in datasets]
         sources += [source for d in datasets for source in companions.sources(d.place, d.companions)]
-        scan.scan_sources(sources, Path(to), workers=workers, engine=engine)
+        for note in scan.scan_sources(sources, Path(to), workers=workers, engine=engine).notes:
+            logger.info(note)
         return cls.open(to)
 
     @classmethod
