@@ -45,6 +45,16 @@ def is_id(text: str) -> bool:
     return parse(text) is not None
 
 
+def file_in(text: str) -> tuple[str, str] | None:
+    """Return the hub id and the file of a text such as `owner/name/file.safetensors`, or None."""
+    owner, _, rest = text.partition("/")
+    name, _, file = rest.partition("/")
+    is_one = (
+        file and is_file_of(file, SAFETENSORS) and is_id(f"{owner}/{name}") and not Path(text).expanduser().exists()
+    )
+    return (f"{owner}/{name}", file) if is_one else None
+
+
 def strip_revision(source: str) -> str:
     """Return the repository of a hub id, and any other source as it is."""
     found = parse(source)

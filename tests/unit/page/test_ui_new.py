@@ -92,6 +92,8 @@ def test_weights_of_the_hub_are_downloaded_unless_they_are_here(
     assert missing("vae") == names[:4]
     (place / "vae" / "two.safetensors").touch()
     assert missing("vae") == names[2:4]
+    one_file = [f"a/here/{name}.safetensors" for name in ("model", "other")]
+    assert [new_api._must_be_downloaded(name, ()) for name in one_file] == [False, True]
 
 
 def test_hidden_files_are_no_footage(tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ def test_hidden_files_are_no_footage(tmp_path: Path) -> None:
 
 def test_all_weights_that_a_recipe_names_are_told_to_be_downloaded_once() -> None:
     model = {"name": "wan-2.1-i2v-14b", "weights": "a/model", "image_encoder": "a/sees"}
-    lora = {"rank": 2, "weights": "a/lora"}
+    lora = {"rank": 2, "weights": "a/lora", "training_adapter": "a/repository/adapter.safetensors"}
     values = tiny_recipe.least(
         model=model,
         lora=lora,
@@ -110,7 +112,7 @@ def test_all_weights_that_a_recipe_names_are_told_to_be_downloaded_once() -> Non
         text_encoder={"name": "wan", "weights": "a/text"},
         samples={"prompts": ["a mug"], "weights": "a/shown"},
     )
-    named = ["a/model", "a/lora", "a/text", "a/sees", "a/shown"]
+    named = ["a/model", "a/lora", "a/text", "a/sees", "a/repository/adapter.safetensors", "a/shown"]
     assert new_api._downloads(recipe_file.parse(values)) == named
 
 

@@ -229,11 +229,14 @@ def _must_be_downloaded(name: str, folders: Sequence[str]) -> bool:
     """
     from huggingface_hub import snapshot_download
 
-    asked = hub.parse(name)
+    repository, *one = hub.file_in(name) or (name,)
+    asked = hub.parse(repository)
     if asked is None or name.startswith(".") or Path(name).expanduser().exists():
         return False
     try:
         place = Path(snapshot_download(asked.repository, revision=asked.revision, local_files_only=True))
+        if one:
+            return not Path(place, *one).is_file()
         parts = [part for part in map(place.joinpath, folders) if part.is_dir()] or [place]
         return not all(map(_has_weights, parts))
     except (OSError, ValueError, KeyError, AttributeError):  # not in the cache, or an index that cannot be read

@@ -93,10 +93,8 @@ def require_file(source: str, field: str) -> Path:
     On the hub it is `owner/name/file`, or `owner/name` if the repository has one such file; `@revision` follows the name.
     """
     with telling(field, source):
-        path, (owner, _, rest) = Path(source).expanduser(), source.partition("/")
-        name, _, file = rest.partition("/")
-        if not path.exists() and hub.is_file_of(path, hub.SAFETENSORS) and file and hub.is_id(f"{owner}/{name}"):
-            path = hub.download(f"{owner}/{name}", [file]) / file
+        if (of_hub := hub.file_in(source)) is not None:
+            path = hub.download(of_hub[0], [of_hub[1]]) / of_hub[1]
             if path.is_file():
                 return path
         (only, *_) = _files(_locate(source, _WEIGHT_FILES))

@@ -66,19 +66,16 @@ class TrainedModel:
 def require_sources(recipe: Recipe, *, resumed: bool = False, trains: bool = True) -> dict[str, str]:
     """Check that all weights that a recipe names exist, before any of them is read.
 
-    A network that is not to be trained needs no training adapter.
-
     Returns:
         Hub ids with the commits of the sources that are on the hub, by recipe key.
     """
     sources, places = weight_sources.by_key(recipe, resumed=resumed, trains=trains), dict[str, Path]()
     for field, source in sources.items():
         if source not in places:
-            places[source] = weights.require_there(source, field)
+            required = weights.require_file if field == weight_sources.ONE_FILE else weights.require_there
+            places[source] = required(source, field)
     if trains and recipe.model.weights is not None:
         _compare_objective(recipe, places[recipe.model.weights])
-    if trains and recipe.lora is not None and recipe.lora.training_adapter is not None:
-        weights.require_file(recipe.lora.training_adapter, "lora.training_adapter")
     pinned = {field: hub.pin_commit(source, places[source]) for field, source in sources.items()}
     return {field: hub_id for field, hub_id in pinned.items() if hub_id is not None}
 
