@@ -62,6 +62,7 @@ _SAMPLE_BYTES = 200_000  # of the texts by which an encoding is found
 _LEAST_RATING, _LEAST_LEAD = 0.1, 5.0
 _MOST_ODD = 0.05  # share of signs and words that no one writes, beside characters that are not ASCII
 _ZEROS, _ZEROS_OF_ASCII = 0.05, 0.9  # least share of upper bytes that are 0 in UTF-16 and UTF-32 without a mark
+_LEAST_SIGNS, _MOST_ZEROS_BY_CHANCE = 3, 0.5
 _PARTS = 8  # that texts of one encoding are judged in, if a few others are among them
 _MOST_AGAINST = 0.5  # lead of another encoding in a single text
 _UNRATED = 0.05  # stands for the rating of an encoding that is too rare in a short text for any
@@ -264,13 +265,21 @@ def _script(letter: str) -> str:
 
 
 def _without_mark(data: bytes) -> tuple[str, str] | None:
-    """Return a text in UTF-16 or UTF-32 without a mark with its encoding: the upper bytes of ASCII and spaces are 0."""
+    """Return a text in UTF-16 or UTF-32 without a mark with its encoding: the upper bytes of ASCII and spaces are 0.
+
+    A few letters do not tell it: the 一 of a Chinese text is an N if its bytes change places.
+    """
     # Zeros in a text of bytes are no upper bytes, unless nearly every other byte is one.
     least = _ZEROS_OF_ASCII if decoded(data.replace(b"\0", b"")) is not None else _ZEROS
     for codec, size, lowest in (("utf-32-le", 4, 0), ("utf-32-be", 4, 3), ("utf-16-le", 2, 0), ("utf-16-be", 2, 1)):
         upper = data[size - 1 - lowest :: size]
-        text = _in(data, codec) if upper.count(0) > least * len(upper) and not data[lowest::size].count(0) else None
-        if text is not None:
+        zeros = upper.count(0) / max(len(upper), 1)
+        text = _in(data, codec) if zeros > least and not data[lowest::size].count(0) else None
+        if (
+            text is not None
+            and len(text) >= _LEAST_SIGNS
+            and (zeros > _MOST_ZEROS_BY_CHANCE or re.search("[ \t\r\n]", text))
+        ):
             return codec.upper().rpartition("-")[0], text
     return None
 

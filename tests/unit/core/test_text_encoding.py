@@ -91,6 +91,13 @@ def test_the_places_of_zeros_tell_what_has_no_mark(codec: str, text: str) -> Non
     assert text_encoding.settle([data]).texts == [text]
 
 
+@pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("text", ["一只红色的猫坐在墙上", "一人", "最大的一只猫", "一"])
+def test_what_has_no_mark_is_read_rightly_or_not_at_all(codec: str, text: str) -> None:
+    """The lower byte of some signs is 0 too, so that the places of zeros are those of the other order."""
+    assert text_encoding.settle([text.encode(codec)]).texts in ([None], [text])
+
+
 @pytest.mark.parametrize(
     "data",
     [
