@@ -10,7 +10,7 @@ import pytest
 
 from reelworks.data.catalog.config import DatasetConfig, Source
 from reelworks.data.catalog.query import captions
-from reelworks.data.catalog.scan import caption_texts, list_columns, listing
+from reelworks.data.catalog.scan import caption_names, caption_texts, list_columns, listing
 from reelworks.data.catalog.scan.caption_names import CaptionNames
 from reelworks.data.catalog.scan.scan import ScanResult, scan_sources
 from reelworks.data.catalog.store.store import Catalog
@@ -97,11 +97,15 @@ COMPOSED, DECOMPOSED = "caf\u00e9", "cafe\u0301"
         ("a.mp4", "a.txt a.1.txt a.1.json a.1.npy", "a.txt a.1.txt", ""),
         ("a.png", "a.png.jxl a.png.txt", "", ""),
         ("a.png", "a.png.json a.png.txt", "a.png.txt", ""),
+        ("a.png", "a.json a.png.txt", "a.png.txt", ""),
+        ("a.png", "a.json a.caption", "a.caption", ""),
+        ("a.png", "a.json a.png.json", "a.json", ""),
         (f"{COMPOSED}.mp4", f"{DECOMPOSED}.wav {DECOMPOSED}.txt", f"{DECOMPOSED}.txt", ""),
         ("a.mp4", "a.1.caption", "", ""),
         ("clip-1.0.mp4", "clip-1.5.txt clip-1.txt clip.txt", "", ""),
         ("a.b.mp4", "a.txt a.b.txt", "a.b.txt", ""),
-        ("a.mp4", "b.txt a.json a.txt.bak", "", ""),
+        ("a.mp4", "b.txt b.json a.txt.bak", "", ""),
+        ("a.mp4", "b.txt a.json a.txt.bak", "a.json", ""),
         ("a.mp4", "A.txt", "", ""),
         (f"{COMPOSED}.png", f"{DECOMPOSED}.txt", f"{DECOMPOSED}.txt", ""),
         (f"{DECOMPOSED}.png", f"{COMPOSED}.txt", f"{COMPOSED}.txt", ""),
@@ -234,6 +238,17 @@ def test_captions_of_lists_are_as_those_of_files() -> None:
 def test_a_line_or_tag_of_which_nothing_is_seen_is_none() -> None:
     assert captions.lines("a cat\n\u200b\r\n a dog") == ["a cat", "a dog"]
     assert captions.tags("a cat, \u2060, a dog", DatasetConfig(path=Path("d"), keep_tags=1)) == (["a cat"], ["a dog"])
+
+
+def test_json_beside_a_clip_is_read_as_that_in_an_archive_and_never_written(folder: Path) -> None:
+    _, captions, _ = scanned(folder, {"a.json": b'{"width": 4, "caption": "a cat"}'})
+    assert captions == {"a": "a cat"}
+    assert caption_names.file(folder / "a.png", CaptionNames(["a.png", "a.json"]).files_of("a.png")).name == "a.txt"
+    _, captions, _ = scanned(folder, {"a.json": b'{"caption": "a cat"}', "a.txt": b"a dog"})
+    assert captions == {"a": "a dog"}
+    (folder / "a.txt").unlink()
+    result, captions, _ = scanned(folder, {"a.json": b"[%s]" % (b"0.5, " * (1 << 18) + b"1")})
+    assert (captions, result.bad) == ({"a": None}, 0)
 
 
 def test_a_list_in_a_folder_is_told_with_how_it_is_read(folder: Path) -> None:

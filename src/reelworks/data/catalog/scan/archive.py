@@ -22,12 +22,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from reelworks.core import user_files
-from reelworks.data.catalog.scan import caption_names
-from reelworks.data.catalog.scan.caption_names import CaptionFiles, CaptionNames, Range
+from reelworks.data.catalog.scan.caption_names import SUFFIXES, CaptionFiles, CaptionNames, Range
 from reelworks.data.catalog.scan.source_files import NO_FILE, SourceFile
 from reelworks.data.media import formats, location, storages
 
-SUFFIXES = (*caption_names.SUFFIXES, ".json")
 NOT_REGULAR = "not a regular file in the archive"
 COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zX", b"\x28\xb5\x2f\xfd")  # beginnings of gzip, bzip2, xz and zstd
 _MOST_OF_HEADER = 1 << 20  # bytes of a long name, or of the attributes of one member
@@ -155,7 +153,7 @@ class _Captions:
     """The captions in one folder of an archive."""
 
     def __init__(self, members: dict[str, MemberHeader]) -> None:
-        self._members, self._names = members, CaptionNames(members, SUFFIXES)
+        self._members, self._names = members, CaptionNames(members)
         self._clips, self._captions = Counter[str](), dict[str, set[str]]()
         for name in members:
             key, _, rest = name.partition(".")
@@ -170,8 +168,6 @@ class _Captions:
         read, rivals = self._names.find(clip)
         key = clip.partition(".")[0]
         if read or key not in self._captions:
-            # Beside a text, JSON holds other facts, and often the same text.
-            rivals = [name for name in rivals if formats.extension_of(name) != ".json"]
             return CaptionFiles(tuple(map(self._range, read)), tuple(map(self._range, rivals)))
         base = f"{key}.{rest}" if (rest := self._first[key]) else key
         if len(self._captions[key]) > 1 or self._clips[key] > 1:

@@ -3,7 +3,7 @@
     cat.txt, cat.caption     captions of cat.mp4, with the suffix in upper or lower case; the first of them is read
     cat.mp4.txt              too, where there is none of those
     cat.1.txt, cat.2.txt, …  further ones, unless they belong to a clip such as cat.1.mp4, which need not be one that is read
-    cat.json                 too, in an archive
+    cat.json                 too, where there is none of those, with the caption as one of `list_columns.CAPTION_NAMES`
 
 Names in composed and in decomposed Unicode, which look alike, are the same unless each has a clip of its own.
 """
@@ -21,7 +21,8 @@ from typing import NamedTuple
 from reelworks.data.media import formats
 
 SUFFIX = ".txt"  # of the file that is written for a clip without one
-SUFFIXES = (SUFFIX, ".caption")  # the first that exists is read
+JSON = ".json"  # beside a text it holds other facts, and often the same text
+SUFFIXES = (SUFFIX, ".caption", JSON)  # the first that exists is read
 _MOST_ASKED = 100  # of a server that says of any name that it is there
 
 
@@ -57,15 +58,14 @@ class CaptionNames:
 
     Args:
         names: Names of all files of the folder, or paths of those of several.
-        suffixes: Suffixes of captions, in the order in which they are preferred.
     """
 
-    def __init__(self, names: Collection[str], suffixes: tuple[str, ...] = SUFFIXES) -> None:
-        self._names, self._suffixes = names, suffixes
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
         self._of_base: dict[str, list[str]] = {}
         for name in names:
             base, _, last = name.rpartition(".")
-            if f".{last.lower()}" in suffixes:
+            if f".{last.lower()}" in SUFFIXES:
                 self._of_base.setdefault(_key(base), []).append(name)
         self._has_further = any(base.endswith(".1") for base in self._of_base)  # in few folders
 
@@ -94,6 +94,8 @@ class CaptionNames:
         """Return the names of a clip's caption files that are read, and of those that are not."""
         stem, whole = posixpath.splitext(clip)[0], self.named(clip)
         first = self.named(stem) + (whole if whole and clip not in self._taken else [])
+        if len(first) > 1:
+            first = [name for name in first if not is_json(name)] or first[:1]
         further = list[str]()
         while self._has_further and (more := self._further(f"{stem}.{len(further) + 1}")):
             further.append(more)
@@ -113,9 +115,7 @@ class CaptionNames:
         alike = (
             name for name in there if name.rpartition(".")[0] not in self._stems and _folder(name) == _folder(base)
         )
-        return sorted(
-            exact or alike, key=lambda name: (self._suffixes.index(formats.extension_of(name)), name.swapcase())
-        )
+        return sorted(exact or alike, key=lambda name: (SUFFIXES.index(formats.extension_of(name)), name.swapcase()))
 
     def _further(self, base: str) -> str | None:
         named = (name for name in self.named(base) if formats.extension_of(name) == SUFFIX)
@@ -137,10 +137,15 @@ class AskedNames(CaptionNames):
     def find(self, clip: str) -> tuple[list[str], list[str]]:
         """Return the names of a clip's caption files that are read, and no others, which are not asked for."""
         stem = posixpath.splitext(clip)[0]
-        first = (base + suffix for base in (stem, *({clip} - self._taken)) for suffix in self._suffixes)
+        first = (base + suffix for base in (stem, *({clip} - self._taken)) for suffix in SUFFIXES)
         bases = takewhile(lambda base: base not in self._taken, (f"{stem}.{i}" for i in range(1, _MOST_ASKED)))
         further = takewhile(self._is_there, (base + SUFFIX for base in bases))
         return [*islice(filter(self._is_there, first), 1), *further], []
+
+
+def is_json(name: str) -> bool:
+    """Return whether a caption file holds other facts too, and is read only where there is no text."""
+    return name.lower().endswith(JSON)
 
 
 def _key(base: str) -> str:
@@ -161,6 +166,6 @@ def name_of(end: str, clip: str) -> str:
 
 
 def file(media: Path, files: CaptionFiles) -> Path:
-    """Return the file of a clip's caption, the first of several, which may not exist yet."""
-    first = next((name for name in files.read if isinstance(name, str)), SUFFIX)
+    """Return the text file of a clip's caption, the first of several, which may not exist yet."""
+    first = next((name for name in files.read if isinstance(name, str) and not is_json(name)), SUFFIX)
     return media.with_name(name_of(first, media.name))

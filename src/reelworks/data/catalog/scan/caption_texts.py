@@ -6,6 +6,7 @@ their encoding (`core.text_encoding`). A text that is still unclear is no captio
 
 from __future__ import annotations
 
+import errno
 import os
 import posixpath
 import time
@@ -130,13 +131,17 @@ def _part(media: MediaPath, file: str | Range) -> str | Raw | None:
     except FileNotFoundError:
         return None
     except OSError as error:
+        if error.errno == errno.EFBIG and caption_names.is_json(
+            name
+        ):  # poses, or what else a program wrote of each frame
+            return None
         raise OSError(error.errno, f"its caption {name}: {error.strerror or error}") from error
     text = text_encoding.decoded(data)
     return Raw(name, data) if text is None or text_encoding.is_doubtful(text) else _caption(text, name)
 
 
 def _caption(text: str, name: str) -> str | None:
-    return of_json(text) if name.lower().endswith(".json") else text_encoding.cleaned(text)
+    return of_json(text) if caption_names.is_json(name) else text_encoding.cleaned(text)
 
 
 def _settled(found: Iterable[Unsettled]) -> text_encoding.Settled:
