@@ -53,7 +53,11 @@ def hub(tmp_path: Path) -> Path:
 
 
 def of_column(folder: Path, tmp_path: Path) -> list[dict[str, Any]]:
-    scan_sources([Source.from_path(folder / "list.parquet", "d")], tmp_path / "catalog", workers=1)
+    return of_list(folder / "list.parquet", tmp_path)
+
+
+def of_list(file: Path, tmp_path: Path) -> list[dict[str, Any]]:
+    scan_sources([Source.from_path(file, "d")], tmp_path / "catalog", workers=1)
     return sorted(Catalog.open(tmp_path / "catalog").live().to_table().to_pylist(), key=lambda row: row["path"])
 
 
@@ -114,6 +118,10 @@ def test_what_holds_no_files_is_refused(tmp_path: Path) -> None:
     for source in ("texts", "texts/b.jpg", "nothing"):
         with refused("nothing-to-unpack", "SOURCE", says="holds files"):
             unpack(str(tmp_path / source), tmp_path / "out", lambda *_: None)
+    write(tmp_path / "named.parquet", image=pa.array([{"bytes": None, "path": "texts/b.jpg"}] * 3, IMAGE))
+    with refused("nothing-to-unpack", "SOURCE", says="no row of image .* give the Parquet itself as the path"):
+        unpack(str(tmp_path / "named.parquet"), tmp_path / "out", lambda *_: None)
+    assert [row["path"] for row in of_list(tmp_path / "named.parquet", tmp_path)] == ["texts/b.jpg"]
     (tmp_path / "texts" / "a.parquet").write_bytes(b"PAR1")
     with refused("nothing-to-unpack", "SOURCE", says="cannot be read"):
         unpack(str(tmp_path / "texts"), tmp_path / "out", lambda *_: None)
