@@ -108,6 +108,10 @@ def main() -> None:
     machine.let_mps_fall_back()
     system.allow_open_files()
     trusted_code.ask_with(trust.ask)
+    if sys.flags.optimize > 1:
+        terminal.say(
+            "Python leaves out docstrings (-OO, or PYTHONOPTIMIZE=2), so that --help has few texts", error=True
+        )
     codes: list[int] = []
     # Registered first, so called last, after the exit handlers of other modules.
     atexit.register(_leave, codes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import catalog_crash
 import pytest
@@ -21,6 +22,16 @@ def run(items, function, *, most_seconds=60.0, failed=catalog_crash.minus_one, *
 def test_threads_keep_the_order(count: int) -> None:
     items = iter(range(count))
     assert run(items, lambda x: 2 * x, workers=3, processes=None) == [2 * i for i in range(count)]
+
+
+def test_what_is_waited_for_is_told_until_it_is_there(monkeypatch) -> None:
+    monkeypatch.setattr(probe_pool, "_TOLD_SECONDS", 0.01)
+    read = threading.Event()
+    monkeypatch.setattr(probe_pool.logger, "info", lambda line: told.append(line) or (len(told) > 1 and read.set()))
+    told: list[str] = []
+    name = "film {}.mp4".format
+    assert run([1, 2, 3], lambda _: read.wait(9), workers=1, processes=None, name=name, chunk_size=2) == [True] * 3
+    assert told[0] == told[1] == "still waiting after 0.01 s for film 1.mp4 to be read, or for what is after it"
 
 
 def test_an_error_of_the_function_is_raised() -> None:

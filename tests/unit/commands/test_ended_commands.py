@@ -79,3 +79,10 @@ def test_a_program_that_calls_a_command_keeps_its_own_handler(tmp_path: Path) ->
     then = "signal.raise_signal(signal.SIGTERM); print(part.read_text(encoding='utf-8'))"
     with begin(tmp_path, then, "listens") as process:
         assert process.communicate(timeout=30)[0].split() == [b"heard", b"half"]
+
+
+@pytest.mark.slow(reason="a start of the program")
+def test_help_says_why_it_has_few_texts() -> None:
+    command = [sys.executable, "-OO", "-m", "reelworks", "scan", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True, encoding="utf-8")
+    assert "leaves out docstrings" in done.stderr

@@ -274,6 +274,7 @@ def _measure_all(
             processes=executor.pool(),
             failed=sampling.failed,
             most_seconds=lambda chunk: timeout_seconds,
+            name=lambda request: request.clip.path,
             chunk_size=_CLIPS_PER_CALL,
         )
         return _collect(pending, kept, measuring, found, on_progress, engine)

@@ -34,7 +34,7 @@ _MOST_AT_ONCE = 4
 # A long queue is refilled by a few small micro-batches at a time, of so many clips at most: the requests of the first take
 # twice the processor time of another's, since after a step their code and data are in no cache.
 _CLIPS_AT_ONCE = 16
-_WARN_SECONDS = 60.0
+_WARN_SECONDS = 30.0
 # Decode jobs by kind of companion; the jobs of the clips themselves are under `_CLIPS`.
 _Jobs = dict[str, list[Future[Decoded] | None]]
 

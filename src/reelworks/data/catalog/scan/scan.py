@@ -225,6 +225,7 @@ def _find_all(
         processes=None if in_threads else executor.pool(),
         failed=failed,
         most_seconds=most_seconds,
+        name=lambda of_file: of_file[0].file,
         chunk_size=_FILES_PER_THREAD if in_threads else files_per_call,
     )
     return itertools.chain.from_iterable(found)
