@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from reelworks.annexes.imports.script import Command, Script, Unknown, Value, entered, from_start, joined, unknown_in
@@ -246,10 +247,14 @@ class _Runner(Words):
         if body is None or body.type != "command":
             return True if body is None else self._run(body)
         name = text_of(body.child_by_field_name("name"))
-        if stdin is not None and name in ("cat", "tee"):
+        if name == "echo" and target is not None:
+            stdin = _echoed(self.words_of(body)[1:])
+        if stdin is not None and name in ("cat", "tee", "echo"):
             target = target or (self.words_of(body)[-1] if name == "tee" else None)
             if target is not None:
-                former = (self._sourced(target) or "") if appends or "-a" in self.words_of(body) else ""
+                former = (
+                    (self._sourced(target) or "") if appends or (name == "tee" and "-a" in self.words_of(body)) else ""
+                )
                 self.script.files[target] = joined([former, stdin])
             return True
         return self._command(body, stdin)
@@ -370,6 +375,14 @@ class _Runner(Words):
             words = [str(word) for value in values for word in ([value] if isinstance(value, str) else value or ())]
             has_options = any(re.search(r"(^|\s)--?\w", word) for word in words)
             self.script.variables[name] = Unknown(f"${name}", f"depends on {condition[:60]!r}", has_options)
+
+
+def _echoed(words: list[str]) -> str:
+    """Return what `echo` prints."""
+    options = "".join(takewhile(re.compile("-[neE]+").fullmatch, words))
+    text = joined([joined(words[options.count("-") :], " "), "" if "n" in options else "\n"])
+    is_escaped = "e" in options and unknown_in(text) is None
+    return text.replace("\\n", "\n").replace("\\t", "\t") if is_escaped else text
 
 
 def _clause(node: Any) -> tuple[list[Any], list[Any]]:
