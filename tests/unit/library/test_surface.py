@@ -111,6 +111,7 @@ def test_a_transform_sees_each_micro_batch_and_resumes_exactly(before: int) -> N
         lambda m: dataclasses.replace(m, frames=m.frames[1:]),
         lambda m: dataclasses.replace(m, is_valid=~m.is_valid),
         lambda m: dataclasses.replace(m, is_valid=m.is_valid[1:]),
+        lambda m: dataclasses.replace(m, is_valid=m.is_valid.logical_not_()),
     ],
 )
 def test_a_transform_that_returns_something_else_is_refused(changed: Any) -> None:

@@ -247,12 +247,15 @@ class Loader(IterableDataset[Step]):
     def _finished(self, micro_batch: MicroBatch) -> MicroBatch:
         """Return a micro-batch with access to the catalog, and transformed."""
         micro_batch = replace(micro_batch, _rows=self.dataset.metadata)
+        valid = micro_batch.is_valid
+        version = valid.is_inference() or valid._version  # to compare numbers would wait for the device
         made = micro_batch if self._transform is None else self._transform(micro_batch)
         if (
             isinstance(made, MicroBatch)
             and made.request is micro_batch.request
             and getattr(made.frames, "shape", ())[:1] == micro_batch.frames.shape[:1]
-            and (made.is_valid is micro_batch.is_valid or torch.equal(made.is_valid.cpu(), micro_batch.is_valid.cpu()))
+            and version == (valid.is_inference() or valid._version)
+            and (made.is_valid is valid or torch.equal(made.is_valid.cpu(), valid.cpu()))
         ):
             return made
         raise UserError(
