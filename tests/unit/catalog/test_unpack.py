@@ -119,7 +119,9 @@ def test_what_holds_no_files_is_refused(tmp_path: Path) -> None:
         with refused("nothing-to-unpack", "SOURCE", says="holds files"):
             unpack(str(tmp_path / source), tmp_path / "out", lambda *_: None)
     write(tmp_path / "named.parquet", image=pa.array([{"bytes": None, "path": "texts/b.jpg"}] * 3, IMAGE))
-    with refused("nothing-to-unpack", "SOURCE", says="no row of image .* give the Parquet itself as the path"):
+    with refused(
+        "nothing-to-unpack", "SOURCE", says="no row of image .* it is itself a list, for the path of a dataset"
+    ):
         unpack(str(tmp_path / "named.parquet"), tmp_path / "out", lambda *_: None)
     assert [row["path"] for row in of_list(tmp_path / "named.parquet", tmp_path)] == ["texts/b.jpg"]
     (tmp_path / "texts" / "a.parquet").write_bytes(b"PAR1")

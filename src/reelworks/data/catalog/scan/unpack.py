@@ -73,13 +73,8 @@ def unpack(source: str, output: Path, on_progress: Callable[[int, int], None]) -
     if not listed:
         raise _refusal(source, "no column of Parquet files in it holds files")
     if all(part[PATH].null_count == len(part) for parts in listed.values() for part in parts):
-        raise UserError(
-            f"no row of {', '.join(listed)} has the bytes of a file",
-            code="nothing-to-unpack",
-            field="SOURCE",
-            value=source,
-            remedy="if the rows name files that are here, give the Parquet itself as the path of a dataset: it is a list of them",
-        )
+        named = "if its rows name files that are here, it is itself a list, for the path of a dataset"
+        raise _refusal(source, f"no row of {', '.join(listed)} has the bytes of a file: {named}")
     return [_listed(_folder(output, column), parts) for column, parts in listed.items()]
 
 
