@@ -252,9 +252,8 @@ class _Runner(Words):
         if stdin is not None and name in ("cat", "tee", "echo"):
             target = target or (self.words_of(body)[-1] if name == "tee" else None)
             if target is not None:
-                former = (
-                    (self._sourced(target) or "") if appends or (name == "tee" and "-a" in self.words_of(body)) else ""
-                )
+                appends = appends or (name == "tee" and "-a" in self.words_of(body))
+                former = (self._sourced(target) or "") if appends else ""
                 self.script.files[target] = joined([former, stdin])
             return True
         return self._command(body, stdin)

@@ -131,10 +131,8 @@ def _part(media: MediaPath, file: str | Range) -> str | Raw | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        if error.errno == errno.EFBIG and caption_names.is_json(
-            name
-        ):  # poses, or what else a program wrote of each frame
-            return None
+        if error.errno == errno.EFBIG and caption_names.is_json(name):
+            return None  # poses, or what else a program wrote of each frame
         raise OSError(error.errno, f"its caption {name}: {error.strerror or error}") from error
     text = text_encoding.decoded(data)
     return Raw(name, data) if text is None or text_encoding.is_doubtful(text) else _caption(text, name)
