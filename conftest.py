@@ -39,6 +39,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # Each command that a test types would build all verbs again, which takes longer than most of them run.
     typer.testing._get_command = typer.main.get_command = functools.cache(typer.main.get_command)
     settings.load_profile("quick" if config.option.markexpr == "not slow" else "whole")
+    import durable
+
+    durable.leave_to_the_system()
     optional_imports.leave_out_unused()  # pandas, for this line; else the first array of pyarrow would import it
     optional_imports.settle_arrow()
     optional_imports._left_out.clear()

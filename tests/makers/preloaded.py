@@ -8,6 +8,7 @@ which takes half a second.
 import gc
 import importlib
 
+import durable
 from PIL import Image
 
 from reelworks.core import annexes
@@ -30,6 +31,7 @@ for _name in (
 ):
     importlib.import_module(_name)
 Image.init()
+durable.leave_to_the_system()
 # Looks through all that is installed, and through all files of the program, once for all trainings.
 annexes.from_outside()
 audited._program()

@@ -34,11 +34,6 @@ ROW = catalog_rows.rows({"dataset": "d", "error": None}).to_table().to_pylist()[
 SCANS = st.lists(st.tuples(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9))), min_size=1, max_size=3)
 
 
-@pytest.fixture(autouse=True)
-def _without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
 def scan(folder: Path, found: set[int], gone: set[int]) -> Catalog:
     """Append what a scan would: new rows for found clips, whose former rows are retired like those of gone ones."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -225,7 +225,6 @@ def test_wherever_keeping_dies_the_next_call_completes_it(
         come_to()
         link(source, target)
 
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # a process that dies takes nothing back
     monkeypatch.setattr(os, "link", linked)
     catalog = Catalog.open(original)
     expected, former = shown(catalog), shown(Catalog.open(original, 1))
