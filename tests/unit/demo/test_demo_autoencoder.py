@@ -14,11 +14,11 @@ from reelworks.demo.make import DemoSummary
 
 
 @pytest.fixture(scope="module")
-def catalog(demo: DemoSummary, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def catalog(whole_demo: DemoSummary, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A catalog of every fourth good file, and of all bad ones."""
     footage, folder = tmp_path_factory.mktemp("material"), tmp_path_factory.mktemp("catalog")
-    for name in [*demo.videos[::4], *demo.pictures[::4], *demo.bad]:
-        for file in demo.folder.glob(f"{Path(name).stem}.*"):
+    for name in [*whole_demo.videos[::4], *whole_demo.pictures[::4], *whole_demo.bad]:
+        for file in whole_demo.folder.glob(f"{Path(name).stem}.*"):
             shutil.copy(file, footage)
     Catalog.scan(footage, to=folder)
     return folder
