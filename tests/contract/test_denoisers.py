@@ -106,7 +106,7 @@ def objective_of(name):
     return ObjectiveConfig(name="epsilon" if name.startswith(("sd1", "sdxl")) else "rectified-flow")
 
 
-@every_family
+@every_class
 def test_shapes_and_gradients(name):
     """Pictures and clips of several shapes go forward and backward, and every trained parameter is reached."""
     contract.check_shapes_and_gradients(name)
@@ -125,7 +125,7 @@ def test_a_weight_that_nothing_reaches_is_told(monkeypatch, is_cut_off):
         contract.check_shapes_and_gradients("stdit3-tiny")
 
 
-@every_family
+@every_class
 def test_dtypes(name):
     """bfloat16 answers as float32 does, in float32, from exact times; the audit finds nothing."""
     contract.check_dtypes(name)

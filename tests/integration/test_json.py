@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
 from reelworks import testing
+from reelworks.annexes.doctor import examine
 from reelworks.commands import show
 from reelworks.commands.main import app
 from reelworks.data.catalog.store.store import Catalog
@@ -185,7 +186,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "other.toml").write_text(tomli_w.dumps(values | {"output": "other", "seed": 8}), encoding="utf-8")
     staged = [{"name": "one", "steps": 2}, {"name": "two", "clips": 5, "train": {"learning_rate": 1e-5}}]
     without_end = {key: value for key, value in values["train"].items() if key != "max_steps"}
-    staged_values = values | {"output": "staged", "train": without_end, "stage": staged}
+    one_shape = [{"resolution": "32x32", "num_frames": 1, "batch_size": 1}]  # memory is estimated of each
+    staged_values = values | {"output": "staged", "train": without_end, "stage": staged, "bucket": one_shape}
     (place / "staged.toml").write_text(tomli_w.dumps(staged_values), encoding="utf-8")
     (place / "staged-2.toml").write_text(tomli_w.dumps(staged_values | {"stage": staged[:1]}), encoding="utf-8")
     stored = values | {"output": "stored", "encode": {"store": True, "folder": "encoded"}}
@@ -222,6 +224,7 @@ def called(call: Call, folder: Path, answers: list[Result], monkeypatch: pytest.
     """Run a verb behind those that it builds upon, and return its value as JSON is meant to be read."""
     quick = [each for each in CALLS[: CALLS.index(call) + 1] if not each.slow]
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(examine, "_TOKENS", 16)
     for each in quick[len(answers) :]:  # those before may have been left to another process
         answers.append(CliRunner().invoke(app, each.words))
     if call.slow:

@@ -362,7 +362,7 @@ def test_a_lora_to_begin_with_is_read_once(lora, tmp_path):
     assert all(value.any() for value in found.values())
 
 
-@pytest.mark.parametrize("base", ["float32", "nf4"])
+@pytest.mark.parametrize("base", [pytest.param("float32", marks=pytest.mark.slow), "nf4"])
 def test_merged_weights_answer_as_the_lora_does(lora, tmp_path, base):
     """Exported with --merge, base and LoRA are weights of the plain network, whatever the base was stored in."""
     values = lora(max_steps=3)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
 import shlex
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -362,6 +364,16 @@ def footage(*folders: str, **given) -> FootageRequest:
     return FootageRequest(data=tuple(map(Path, folders)), model="wan-tiny", **given)
 
 
+@pytest.fixture(scope="module")
+def with_recipe(tmp_path_factory) -> Path:
+    """A folder with three folders of pictures, and the recipe of two of them."""
+    with contextlib.chdir(tmp_path_factory.mktemp("made")):
+        for folder in ("alice/mug", "bob/mug", "cups"):
+            pictures(folder)
+        make("--data", "alice/mug", "--data", "cups", "--trigger", "rwmug", "--vram", "24")
+        return Path.cwd()
+
+
 @pytest.mark.parametrize(
     ("other", "option", "both"),
     [
@@ -376,12 +388,11 @@ def footage(*folders: str, **given) -> FootageRequest:
         (footage("alice/mug", "cups", vram_gb=8.0), "--vram", "8.*made with --vram 24"),
     ],
 )
-def test_a_recipe_that_is_found_by_its_name_was_made_with_what_is_given(other, option, both, here):
+def test_a_recipe_that_is_found_by_its_name_was_made_with_what_is_given(other, option, both, here, with_recipe):
     """However it was edited since; the command in the error makes one that is trained beside it."""
-    for folder in ("alice/mug", "bob/mug", "cups"):
-        pictures(folder)
-    made, _ = make("--data", "alice/mug", "--data", "cups", "--trigger", "rwmug", "--vram", "24")
+    shutil.copytree(with_recipe, here, dirs_exist_ok=True)
     file = Path("mug-wan-tiny.toml")
+    made = recipe_file.load(file)
     file.write_text(file.read_text(encoding="utf-8").replace("[train]", "[train]\nseed = 3"), encoding="utf-8")
     assert new.recipe_for(footage("alice/mug", "cups", trigger="rwmug", vram_gb=24.0)) == file
     assert new.recipe_for(footage(str(here / "alice" / "mug"), "bob/../cups")) == file

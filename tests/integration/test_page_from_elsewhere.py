@@ -26,7 +26,7 @@ def listening(answer: Any) -> Iterator[int]:
     """Answer requests on a free port by a function of their handler, and yield the port."""
     methods = {f"do_{method}": answer for method in ("GET", "POST", "OPTIONS")} | {"log_message": lambda *_: None}
     with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (BaseHTTPRequestHandler,), methods)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield server.server_port
         server.shutdown()
 

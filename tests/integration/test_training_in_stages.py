@@ -424,6 +424,7 @@ def test_times_of_a_plan_are_marked_where_they_were_not_measured(staged: Any, mo
 
 def test_their_disk_has_a_checkpoint_of_each_stage_and_those_of_validations(staged: Any) -> None:
     recipe = staged("run", {"name": "first", "steps": 4}, {"name": "second", "steps": 8})
+    recipe["bucket"] = [{"resolution": "32x32", "num_frames": 1, "batch_size": 2}]  # memory is estimated of each
     dataset.scan_recipe(recipe_file.parse(recipe))
 
     def peak(**checkpoints: Any) -> float:

@@ -1,10 +1,17 @@
 """Sizes and networks of presets, apart from their weights."""
 
+import pytest
 from torch import nn
 
 from reelworks.models import registry
 from reelworks.models.api import FamilyNetwork
 from reelworks.models.family import FamilyConfig
+from reelworks.testing import contract
+
+# For what is the same in all networks of a class.
+every_class = pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in contract.CLASSES else pytest.mark.slow) for n in contract.FAMILIES]
+)
 
 
 def config_of(name: str) -> FamilyConfig:

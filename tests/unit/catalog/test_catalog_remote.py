@@ -412,7 +412,7 @@ class _Server(http.server.ThreadingHTTPServer):
 @contextmanager
 def web_server(folder: Path, handler: type[_Quiet] = _Quiet) -> Iterator[str]:
     with _Server(("127.0.0.1", 0), partial(handler, directory=str(folder))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 

@@ -119,7 +119,7 @@ POLICIES = st.builds(
 LOSSES = st.lists(st.just(math.nan) | st.integers(0, 9).map(float), min_size=1, max_size=25)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(POLICIES, LOSSES, st.integers(0, 200), st.integers(0, 4), st.booleans(), st.integers(0, 9))
 def test_no_run_comes_to_more_than_was_said(policy, losses, free_bytes, present, pinned, former) -> None:
     """A run simulated save by save, with the metrics that came: never more at once, never full before it was said."""

@@ -21,6 +21,13 @@ from reelworks.core import machine, storage, system
 from reelworks.models.attention import attention_audit
 
 
+@pytest.fixture(autouse=True)
+def _kernels_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes longer than all the rest."""
+    monkeypatch.setattr(examine, "_WIDTHS", (72,))
+    monkeypatch.setattr(examine, "_TOKENS", 16)
+
+
 def problems(folder: Path) -> list[str]:
     return [each.problem for each in examine.examine(folder).problems]
 

@@ -89,7 +89,7 @@ def test_networks_tell_copies_too_and_are_asked_once(tmp_path: Path) -> None:
     assert found["likeness-dinov2"].by_clip["new"] == pytest.approx(np.mean(pairs), abs=1e-9)
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(st.integers(0, 2**32 - 1))
 def test_likeness_of_pixels_is_higher_for_the_colours_that_were_trained(seed: int) -> None:
     """Between 0 and 1; 1 for what is the same everywhere. Of one clip alone, where things are may count more."""

@@ -175,7 +175,7 @@ def test_a_warm_up_that_is_a_share_of_epochs_has_its_steps_counted(tmp_path: Pat
     }
 
 
-@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("processes", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 @pytest.mark.parametrize("trainer", ["sd-scripts", "musubi-tuner", "onetrainer"])
 def test_a_step_that_several_processes_share_makes_a_warm_up_shorter(
     tmp_path: Path, trainer: str, processes: int

@@ -88,7 +88,7 @@ def test_all_are_still_learning_while_the_usual_loss_falls() -> None:
 def test_good_clips_get_a_word_as_seldom_as_is_said(clips: int, degrees: int) -> None:
     """By a normal distribution, in few sets; by one with heavy tails, of few clips."""
     chance, named = np.random.default_rng(0), []
-    for _ in range(300):
+    for _ in range(100):
         made, drawn = table(clips), 0.1 * chance.standard_t(degrees, (4, clips))
         made.first[:], made.recent[:], made.gain[:], made.by_heart[:] = (
             drawn[0],

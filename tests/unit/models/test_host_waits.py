@@ -9,6 +9,7 @@ import pytest
 import second_device
 import torch
 import waits
+from presets import every_class
 from torch import Tensor
 
 from reelworks.core.shape import Shape
@@ -103,9 +104,7 @@ def test_numbers_are_sent_without_waiting(device: torch.device) -> None:
     assert made[1].dtype == torch.float64
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in contract.CLASSES else pytest.mark.slow) for n in contract.FAMILIES]
-)
+@every_class
 @pytest.mark.quick_cases(1)
 def test_a_pass_waits_once_at_most(device: torch.device, name: str) -> None:
     """Counted in the second pass, since tables are made in the first."""

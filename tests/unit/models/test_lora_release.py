@@ -16,7 +16,7 @@ import tiny_recipe
 import torch
 from diffusers.loaders import lora_conversion_utils as converters
 from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
-from presets import config_of, network_of
+from presets import config_of, every_class, network_of
 from refused import refused
 from torch import nn
 
@@ -212,7 +212,7 @@ def names_that_comfyui_takes(network, own):
     return re.compile("|".join(block.sub("[0-9]+", re.escape(name)) for name in sorted(names)))
 
 
-@pytest.mark.parametrize("name", [name for name in registry.PRESETS if name.endswith("-tiny")])
+@every_class
 def test_comfyui_takes_every_layer_of_a_file(name):
     """Of every type of adapter, and of every linear layer of the network."""
     config = config_of(name)
@@ -236,7 +236,7 @@ def test_comfyui_takes_every_layer_of_a_file(name):
     assert written >= set(itertools.product(("lora", "loha"), ("comfyui", "kohya")))
 
 
-@pytest.mark.parametrize("name", [name for name in registry.PRESETS if name.endswith("-tiny")])
+@every_class
 def test_no_name_in_a_file_means_the_same_rows_of_a_layer_twice(name):
     """Names of a release and of trainers differ by dots that kohya's names fold; an update would be added for each."""
     config = config_of(name)

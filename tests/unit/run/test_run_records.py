@@ -146,7 +146,7 @@ unplanned = st.lists(
 renamed = st.dictionaries(ordinals, st.integers(0, 2**64 - 1), max_size=4)
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples * 3 // 10)
 @given(planned, unplanned, renamed)
 def test_what_is_read_is_what_was_written(
     steps: list[dict[int, tuple[int, list[Place]]]], others: list[Other], aliases: dict[int, int]

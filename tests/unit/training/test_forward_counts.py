@@ -5,9 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from presets import every_class
 
 from reelworks.data.schedule.plan import EpochPlan, ForwardCounts
-from reelworks.models import components, registry
+from reelworks.models import components
 from reelworks.models.config import ModelConfig
 from reelworks.models.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
@@ -39,7 +40,7 @@ def test_a_column_counts_as_many_passes_as_its_largest_rank_has_clips(sizes, ran
     assert passes.most == max(columns)
 
 
-@pytest.mark.parametrize("name", [name for name in registry.PRESETS if name.endswith("-tiny")])
+@every_class
 def test_a_network_declares_whether_it_takes_a_pass_for_each_clip(name):
     """Else ranks whose micro-batches have other numbers of clips would wait for each other's shards for ever."""
     denoiser, inputs, calls = contract.build(name), contract.example(contract.shapes(name)[-1], name), []
