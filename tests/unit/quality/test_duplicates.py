@@ -130,7 +130,7 @@ def pictures(rng: np.random.Generator, count: int) -> NDArray[np.uint8]:
     return np.clip(128 + 40 * (cosines.T @ coarse @ cosines), 0, 255).astype(np.uint8)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.integers(0, 60), st.integers(96, 160)), max_size=9))
 def test_a_few_clips_have_the_pairs_that_comparing_all_of_them_finds(clips: list[tuple[int, bool, int, int]]) -> None:
     rng = np.random.default_rng(7)
@@ -148,7 +148,7 @@ def test_a_few_clips_have_the_pairs_that_comparing_all_of_them_finds(clips: list
 
 def test_bands_have_more_bits_the_more_clips_there_are() -> None:
     """Of fewer bits, more bands fit into a hash, and they find more."""
-    assert [len(bands.bands_for(count)) for count in (16, 17, 200, 5000, 300_000, 5_000_000)] == [1, 9, 7, 4, 3, 3]
+    assert [len(bands.bands_for(count)) for count in (2, 200, 5000, 300_000, 5_000_000)] == [9, 7, 4, 3, 3]
 
 
 @pytest.mark.parametrize("count", [3, 300, 5000])

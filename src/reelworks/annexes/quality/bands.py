@@ -20,7 +20,6 @@ _BITS, _WORD_BITS = 63, 64
 _LEAST, _MOST = 7, 21  # bits of a band, of which there are 9 to 3
 _DIFFER = 18 / 56  # share of the bits outside the band in which candidates may differ
 _NEIGHBOURS = 6  # following hashes that each is compared with
-_FEW = 16  # clips of which each is compared with all others, by one band
 _BLOCK = 1 << 15  # words that are worked on at once, in the caches
 _one_sorts = threading.Lock()
 
@@ -50,7 +49,6 @@ class Band(NamedTuple):
         """
         count = len(plain_N)
         most = math.floor(_DIFFER * (_BITS - self.bits))
-        neighbours = 2 * count if count <= _FEW else _NEIGHBOURS
         with _one_sorts:  # of millions of clips, memory is for one such array at a time
             words = np.empty(2 * count, dtype=np.uint64)
             words[:count] = plain_words
@@ -60,11 +58,11 @@ class Band(NamedTuple):
             numbers = words.astype(np.uint32)
             del words
         for begin in range(0, len(numbers) - 1, _BLOCK):
-            number = numbers[begin : begin + _BLOCK + neighbours].astype(np.int64)
+            number = numbers[begin : begin + _BLOCK + _NEIGHBOURS].astype(np.int64)
             is_other = number >= count
             hash_of = plain_N.take(number, mode="clip")
             hash_of[is_other] = other_N.take(number[is_other] - count) ^ np.uint64(turned)
-            for step in range(1, min(neighbours + 1, len(number))):
+            for step in range(1, min(_NEIGHBOURS + 1, len(number))):
                 near = np.bitwise_count(hash_of[step:] ^ hash_of[:-step]) <= most
                 near &= is_other[step:] != is_other[:-step]
                 at = np.flatnonzero(near[:_BLOCK])
@@ -92,6 +90,6 @@ def _width(count: int) -> int:
 
 
 def bands_for(count: int) -> list[Band]:
-    """Return the bands by which so many clips are compared: the more clips, the more bits; of a few, all are compared by one."""
+    """Return the bands by which so many clips are compared: the more clips, the more bits."""
     bits = min(max(math.ceil(math.log2(count)), _LEAST), _MOST)
-    return [Band(at * bits, bits) for at in range(1 if count <= _FEW else _BITS // bits)]
+    return [Band(at * bits, bits) for at in range(_BITS // bits)]
