@@ -600,6 +600,7 @@ def test_a_password_is_given_as_the_refusal_of_an_address_with_one_says(
 _BESIDE = [
     "a.txt",
     "b.caption",
+    "c.json",
     "c.png.txt",
     "d.txt",
     "d.1.txt",

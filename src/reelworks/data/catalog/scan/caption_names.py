@@ -137,7 +137,7 @@ class AskedNames(CaptionNames):
     def find(self, clip: str) -> tuple[list[str], list[str]]:
         """Return the names of a clip's caption files that are read, and no others, which are not asked for."""
         stem = posixpath.splitext(clip)[0]
-        first = (base + suffix for base in (stem, *({clip} - self._taken)) for suffix in SUFFIXES)
+        first = sorted((base + suffix for base in (stem, *({clip} - self._taken)) for suffix in SUFFIXES), key=is_json)
         bases = takewhile(lambda base: base not in self._taken, (f"{stem}.{i}" for i in range(1, _MOST_ASKED)))
         further = takewhile(self._is_there, (base + SUFFIX for base in bases))
         return [*islice(filter(self._is_there, first), 1), *further], []
