@@ -62,7 +62,12 @@ add("other_case", {"A.txt": "one"}, {"a.png": None})
 add("decomposed_clip", {f"{COMPOSED}.txt": "one"}, {f"{DECOMPOSED}.png": "one"})
 add("composed_clip", {f"{DECOMPOSED}.txt": "one"}, {f"{COMPOSED}.png": "one"})
 add("both_forms", {f"{DECOMPOSED}.txt": "one"}, {f"{COMPOSED}.png": None, f"{DECOMPOSED}.png": "one"})
-add("not_a_caption", {"a.txt.bak": "one", "a.md": "two", "a.json": '{"caption": "three"}'}, {"a.png": None})
+add("not_a_caption", {"a.txt.bak": "one", "a.md": "two", "a.json": '{"likes": 3}'}, {"a.png": None})
+add(
+    "json",
+    {"a.json": '{"caption": "a dog"}', "b.txt": "a cat", "b.json": '{"caption": "a dog"}'},
+    {"a.png": "a dog", "b.png": "a cat"},
+)
 add("empty", {"a.txt": "", "b.txt": " \r\n", "c.txt": "a cat"}, {"a.png": None, "b.png": None, "c.png": "a cat"})
 add("line_ends", {"a.txt": "\r\n  a cat\r\n"}, {"a.png": "a cat"})
 
