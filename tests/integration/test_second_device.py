@@ -5,7 +5,6 @@ One kind of it lacks what Apple's GPUs lack. All other tests run on it with `pyt
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import second_device
 import tiny_recipe
 import torch
+from PIL import Image, ImageOps
 from typer.testing import CliRunner
 
 from reelworks.commands.main import app
@@ -177,7 +177,7 @@ def test_features_train(footage: Path, tmp_path: Path, monkeypatch: pytest.Monke
     if feature == "pairs":
         (worse := tmp_path / "worse").mkdir()
         for file in footage.glob("picture-*.png"):
-            shutil.copy(file, worse / file.name)
+            ImageOps.invert(Image.open(file).convert("RGB")).save(worse / file.name)
         recipe["dataset"] = [{"path": str(footage), "rejected": str(worse), "filter": "num_frames == 1"}]
     assert trained(recipe, max_steps=3)
 

@@ -310,6 +310,10 @@ def test_the_verb_writes_the_list_and_refuses_other_names(folder, tmp_path, monk
     told, code = typed(made, "--rejected", tmp_path / "a.csv")
     assert code == 0, told
     assert csv.read_csv(tmp_path / "a.csv").num_rows == sum(LEFT_OUT.values())
+    none = [part for i in (0, 1) for part in ("--set", f"dataset.{i}.filter=width > 1e9")]
+    told, code = typed(made, "--rejected", tmp_path / "all.csv", *none)
+    assert (code, "all.csv has each clip" in told) == (2, True), told
+    assert csv.read_csv(tmp_path / "all.csv")["reason"].to_pylist().count("filtered") > 1
     (tmp_path / "no").write_text("a file", encoding="utf-8")
     for name, problem in (("a.doc", "none of"), ("no/a.csv", "cannot be written")):
         told, code = typed(made, "--rejected", tmp_path / name)

@@ -108,10 +108,18 @@ def forecast(
     scan(request, recipe, on_scan)
     # A recipe whose clips are shared by several GPUs is planned for that many at least.
     world = max(request.world, recipe.parallel.group_size)
-    data = plan_forecast.settled(dataset.RecipeData.open(recipe), world, request.named_gpu)
-    if index is not None:
-        data.stage = StageStart(whole.stage[index].name)
-    found = plan_forecast.forecast(recipe, world, request.epochs, data)
+    try:
+        data = plan_forecast.settled(dataset.RecipeData.open(recipe), world, request.named_gpu)
+        if index is not None:
+            data.stage = StageStart(whole.stage[index].name)
+        found = plan_forecast.forecast(recipe, world, request.epochs, data)
+    except UserError as error:
+        if error.code == "empty-epoch" and request.rejected is not None:
+            rejections.write(request.rejected, dataset.RecipeData.open(recipe), 0)
+            error.reword(
+                field=error.field, remedy=f"{request.rejected} has each clip that is left out, with its reason"
+            )
+        raise
     if request.rejected is not None:
         rejections.write(request.rejected, dataset.RecipeData.open(recipe), found.ahead.epochs[0].epoch)
     return recipe, data, found
